@@ -1,0 +1,1 @@
+"""What people and other programs meet: settings, the HTTP service, the command line."""

@@ -1,0 +1,1 @@
+"""Where blocks lie: the device pool, host memory, disk, and wrappers around them."""

@@ -1,0 +1,1 @@
+"""What any engine calls, and the bundled decode engine."""

@@ -1,0 +1,1 @@
+"""The bundled decode engine: paged KV, continuous batching, chunked prefill."""

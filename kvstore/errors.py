@@ -1,0 +1,118 @@
+"""Every error the project raises on purpose, in one tree.
+
+::
+
+    PrefixdError
+    ├── ConfigError            a setting that cannot be used
+    ├── PluginError            an extension that is missing or malformed
+    ├── FrameError             stored bytes that are not the block they claim to be
+    ├── BackendError           a tier's medium failed; only the store catches it
+    │   ├── OutOfSpaceError    no room left on the medium
+    │   └── TierLockedError    another process holds the tier's folder
+    ├── LeaseExpiredError      a hit used after its deadline
+    ├── StoreClosedError       the store was closed
+    ├── ModelRefusedError      a model that cannot be served, with the reason
+    ├── RequestError           a request that cannot be served as asked
+    │   └── PromptTooLongError
+    └── InvariantError         a conservation law does not hold (raised by ``check()`` alone)
+
+Each error carries its facts as attributes, and its message is one line that says what to do.
+"""
+
+from __future__ import annotations
+
+
+class PrefixdError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(PrefixdError):
+    """A setting that cannot be used. ``setting`` names it, ``reason`` says why."""
+
+    def __init__(self, setting: str, reason: str) -> None:
+        super().__init__(f"{setting}: {reason}")
+        self.setting = setting
+        self.reason = reason
+
+
+class PluginError(PrefixdError):
+    """An extension of ``kind`` called ``name`` that is missing or malformed."""
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(f"{kind} {name!r}: {reason}")
+        self.kind = kind
+        self.name = name
+        self.reason = reason
+
+
+class FrameError(PrefixdError):
+    """Stored bytes that are not the block they claim to be; the store counts a miss."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class BackendError(PrefixdError):
+    """A tier's medium failed. Only the store catches it: it never reaches a model."""
+
+    def __init__(self, backend: str, operation: str, reason: str) -> None:
+        super().__init__(f"{backend}: {operation} failed: {reason}")
+        self.backend = backend
+        self.operation = operation
+        self.reason = reason
+
+
+class OutOfSpaceError(BackendError):
+    """The medium has no room left for the bytes of this write."""
+
+
+class TierLockedError(BackendError):
+    """Another process holds the tier's folder."""
+
+
+class LeaseExpiredError(PrefixdError):
+    """A hit was used ``late_s`` seconds after its lease had run out."""
+
+    def __init__(self, late_s: float) -> None:
+        super().__init__(f"the lease ran out {late_s:.3f} s ago: look the prefix up again")
+        self.late_s = late_s
+
+
+class StoreClosedError(PrefixdError):
+    """The store was closed and takes no more work."""
+
+    def __init__(self) -> None:
+        super().__init__("the store is closed")
+
+
+class ModelRefusedError(PrefixdError):
+    """A model that cannot be served; ``reason`` says which of its properties is in the way."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"{model}: {reason}")
+        self.model = model
+        self.reason = reason
+
+
+class RequestError(PrefixdError):
+    """A request that cannot be served as asked; ``param`` names the field at fault."""
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(f"{param}: {reason}")
+        self.param = param
+        self.reason = reason
+
+
+class PromptTooLongError(RequestError):
+    """A prompt of ``tokens`` that exceeds ``limit``, the capacity of ``holder``."""
+
+    def __init__(self, tokens: int, limit: int, holder: str) -> None:
+        super().__init__("prompt", f"{tokens} tokens exceed the {limit} that the {holder} holds")
+        self.tokens = tokens
+        self.limit = limit
+        self.holder = holder
+
+
+class InvariantError(PrefixdError):
+    """A conservation law does not hold: a fault of the code itself."""

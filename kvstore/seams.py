@@ -1,0 +1,193 @@
+"""The protocols behind which extensions stand: backends, eviction and reload policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+from kvstore.frame import Header
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStats:
+    """What a backend says of its medium: bytes it occupies there, and plain facts for ``doctor``."""
+
+    occupied_bytes: int
+    facts: dict[str, str]
+
+
+class Backend(Protocol):
+    """Moves frames to and from one medium. It decides nothing and verifies nothing.
+
+    Every method may be called from any thread, several at once. A miss is ``False``; a fault is
+    a ``BackendError`` (or any other exception, which the store treats alike).
+    """
+
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        """Read the frame of ``key`` into ``header`` (192 bytes) and ``payload``; may block.
+
+        Returns ``False`` when the key is not there or when what is there has not exactly
+        ``len(payload)`` payload bytes. On ``False`` or an error both buffers are undefined.
+        """
+        ...
+
+    def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
+        """Store one frame; may block. Visible to ``get_into`` in one step, after all its bytes.
+
+        Replaces what was there. The buffers stay the caller's and are not kept. Raises
+        ``OutOfSpaceError`` when the medium is full; after any error the key is not visible.
+        """
+        ...
+
+    def delete(self, key: bytes) -> None:
+        """Remove the frame of ``key``; not an error when it is not there."""
+        ...
+
+    def footprint(self, payload_bytes: int) -> int:
+        """Return the bytes a frame with that payload occupies on the medium, for budgets."""
+        ...
+
+    def recover(self) -> Iterable[Header]:
+        """Yield what is there from before, least recently used first; must be quick to begin.
+
+        Bytes are not read: the store verifies a block when it is first loaded.
+        """
+        ...
+
+    def put_manifest(self, namespace: bytes, manifest: str) -> None:
+        """Keep a namespace's readable manifest beside its blocks, if the medium outlives us."""
+        ...
+
+    def stats(self) -> BackendStats:
+        """Return what the medium holds; quick."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the medium; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Discovering(Protocol):
+    """A backend that may find more blocks after ``recover``, by a scan in the background."""
+
+    def discover(self, found: Callable[[Header], None], stop: Callable[[], bool]) -> None:
+        """Call ``found`` for each block that ``recover`` did not name; blocks until the scan ends."""
+        ...
+
+
+class Slot(Protocol):
+    """A region of host memory handed out by an arena; whoever holds it frees it once."""
+
+    @property
+    def view(self) -> memoryview:
+        """The region's bytes, writable, aligned to a page; valid until ``free``."""
+        ...
+
+    def free(self) -> None:
+        """Give the region back."""
+        ...
+
+
+@runtime_checkable
+class Lending(Protocol):
+    """A backend in our own memory: it takes over filled slots and lends them without a copy."""
+
+    def adopt(self, key: bytes, slot: Slot) -> None:
+        """Make ``slot`` the block of ``key``; the slot is the backend's from now on."""
+        ...
+
+    def lend(self, key: bytes) -> memoryview | None:
+        """Return the block's bytes, valid until ``delete`` or ``surrender``; ``None``: not there."""
+        ...
+
+    def surrender(self, key: bytes) -> Slot | None:
+        """Remove the block and hand its slot to the caller; ``None``: not there."""
+        ...
+
+
+class EvictionPolicy(Protocol):
+    """An ordering of the blocks of one tier: who goes first. Pure: no clock, I/O or logging.
+
+    Not thread-safe; the tier calls it under its lock. ``now_s`` never decreases.
+    """
+
+    def insert(self, key: bytes, parent: bytes, now_s: float) -> None:
+        """Add ``key``, which is not present; ``parent`` (empty: none) may be absent."""
+        ...
+
+    def touch(self, key: bytes, now_s: float) -> None:
+        """Note a use of ``key``; nothing happens when it is not present."""
+        ...
+
+    def remove(self, key: bytes) -> None:
+        """Forget ``key``; nothing happens when it is not present."""
+        ...
+
+    def victims(self, is_held: Callable[[bytes], bool]) -> Iterator[bytes]:
+        """Yield keys in the order they should go, a resident child always before its parent.
+
+        Each key yielded counts as gone for those after it, but stays until ``remove``. Keys for
+        which ``is_held`` holds are passed over, and so are their resident ancestors. The caller
+        changes nothing before it has finished with the iterator.
+        """
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: bytes) -> bool: ...
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` when the bookkeeping contradicts itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A block offered to a tier: its size there, and how much of it is filled."""
+
+    num_tokens: int
+    block_tokens: int
+    footprint_bytes: int
+    budget_bytes: int
+
+
+Admission = Callable[[Offer], bool]
+"""Says whether a tier takes a block. A pure function."""
+
+
+class Choice(Enum):
+    """Who provides a block that is wanted."""
+
+    LOAD = "load"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a reload policy decides from. ``tiers[i]`` is block i's fastest tier, ``None``: absent."""
+
+    tiers: Sequence[str | None]
+    prompt_tokens: int
+    block_tokens: int
+    block_bytes: int
+    num_waiting: int
+    num_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For each whole block of the prompt: load or compute; an absent block is always computed."""
+
+    choices: tuple[Choice, ...]
+    reason: str
+
+
+class ReloadPolicy(Protocol):
+    """Decides which resident blocks of a prompt to load and which to compute. A pure function."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan for one prompt; blocks in the tier ``device`` are there already."""
+        ...

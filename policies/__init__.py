@@ -1,0 +1,1 @@
+"""Pure orderings and pure functions: who is evicted, what is admitted, what is loaded or computed."""

@@ -1,0 +1,18 @@
+"""The policies that come with the project, registered like anybody else's."""
+
+from __future__ import annotations
+
+from kvstore.registry import Factory, Kind, Registry
+from policies.lru import LeafFirstLRU
+from policies.reload import AlwaysLoad
+
+BUILTIN: tuple[tuple[Kind, str, Factory], ...] = (
+    (Kind.EVICTION, "lru", LeafFirstLRU),
+    (Kind.RELOAD, "always-load", AlwaysLoad),
+)
+
+
+def register_builtin(registry: Registry) -> None:
+    """Offer the built-in policies under their names."""
+    for kind, name, factory in BUILTIN:
+        registry.register(kind, name, factory)

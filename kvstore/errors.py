@@ -13,7 +13,9 @@
     ├── StoreClosedError       the store was closed
     ├── ModelRefusedError      a model that cannot be served, with the reason
     ├── RequestError           a request that cannot be served as asked
-    │   └── PromptTooLongError
+    │   ├── PromptTooLongError
+    │   └── UnknownModelError
+    ├── OverloadedError        too many requests wait already
     └── InvariantError         a conservation law does not hold (raised by ``check()`` alone)
 
 Each error carries its facts as attributes, and its message is one line that says what to do.
@@ -112,6 +114,23 @@ class PromptTooLongError(RequestError):
         self.tokens = tokens
         self.limit = limit
         self.holder = holder
+
+
+class UnknownModelError(RequestError):
+    """A request for ``model`` where only ``served`` is."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__("model", f"{model!r} is not served here; {served!r} is")
+        self.model = model
+        self.served = served
+
+
+class OverloadedError(PrefixdError):
+    """``num_waiting`` requests wait already, as many as may."""
+
+    def __init__(self, num_waiting: int) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already: try again later")
+        self.num_waiting = num_waiting
 
 
 class InvariantError(PrefixdError):

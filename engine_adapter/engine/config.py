@@ -1,0 +1,34 @@
+"""The engine's settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from kvstore.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of the bundled engine. Raises ``ConfigError`` for values that cannot work.
+
+    A step computes at most ``max_batched_tokens``, of at most ``max_sequences`` requests; up to
+    ``max_waiting`` more wait their turn. ``load_deadline_s`` is how long one block's load may take
+    before computing takes the block over, ``lease_s`` how long a hit is kept from eviction, and
+    ``max_loads`` how many blocks of one request are in flight at a time.
+    """
+
+    max_batched_tokens: int = 512
+    max_sequences: int = 32
+    max_waiting: int = 1024
+    load_deadline_s: float = 2.0
+    lease_s: float = 30.0
+    max_loads: int = 16
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(field.name, "must be above 0")
+        if self.max_sequences > self.max_batched_tokens:
+            raise ConfigError("max_sequences", f"must be at most max_batched_tokens ({self.max_batched_tokens})")

@@ -1,0 +1,169 @@
+"""What a caller asks of the engine, and what it hears back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from kvstore.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_NAME_CHARACTERS = 1024
+COMPUTED = "computed"
+
+Reason = Literal["stop", "length", "cancelled", "error"]
+
+
+class CacheUse(Enum):
+    """What one request may do with the cache: look prefixes up, leave its own behind, both, neither."""
+
+    OFF = "off"
+    READ = "read"
+    WRITE = "write"
+    ON = "on"
+
+    @property
+    def reads(self) -> bool:
+        """Whether prefixes are looked up."""
+        return self in {CacheUse.READ, CacheUse.ON}
+
+    @property
+    def writes(self) -> bool:
+        """Whether filled blocks are published and stored."""
+        return self in {CacheUse.WRITE, CacheUse.ON}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen and when to end.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 do not restrict. ``seed`` makes the
+    choice repeatable. ``stop`` strings end the text before them. ``max_tokens`` ``None`` goes on
+    to the end of the context. Raises ``RequestError`` for values out of range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature <= 100, "temperature", "must be a number from 0 to 100")
+        _require(0 < self.top_p <= 1, "top_p", "must be above 0 and at most 1")
+        _require(self.top_k >= 0, "top_k", "must be 0 (no limit) or more")
+        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be 1 or more")
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
+        for text in self.stop:
+            fits = 1 <= len(text) <= MAX_STOP_CHARACTERS
+            _require(fits, "stop", f"each string has 1 to {MAX_STOP_CHARACTERS} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt (token ids) to be continued. Raises ``RequestError`` for values out of range.
+
+    ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
+    ends the blocks this request leaves behind. ``session``, ``end_session`` and
+    ``expected_pause_s`` tell policies when the prefix will be wanted again.
+    """
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling = Sampling()
+    cache: CacheUse = CacheUse.ON
+    ttl_s: float | None = None
+    salt: str = ""
+    session: str | None = None
+    end_session: bool = False
+    expected_pause_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
+        _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
+        _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
+        _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
+        session_fits = self.session is None or 1 <= len(self.session) <= MAX_NAME_CHARACTERS
+        _require(session_fits, "session", f"has 1 to {MAX_NAME_CHARACTERS} characters")
+
+    def require_vocabulary(self, vocab_size: int) -> None:
+        """Raise ``RequestError`` when a prompt token is not below ``vocab_size``."""
+        known = min(self.prompt_ids) >= 0 and max(self.prompt_ids) < vocab_size
+        _require(known, "prompt", f"token ids must be from 0 to {vocab_size - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost. Times are in seconds; ``None`` where nothing was reached.
+
+    ``tokens_by_source`` says where each prompt token's keys and values came from: ``computed``
+    or the tier they were taken from. Its values add up to ``prompt_tokens`` once the whole prompt
+    was processed, and to less when the request ended before. ``queue_s`` is the time until
+    admission, ``ttft_s`` until the first token, both from submission; ``itl_s`` is the mean time
+    between tokens; ``load_s`` runs from the first load's start to the last one's arrival.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_by_source: Mapping[str, int]
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    load_s: float = 0.0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return sum(self.tokens_by_source.values()) - self.tokens_by_source.get(COMPUTED, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One more token; ``text`` may be empty while a character or a stop string is incomplete.
+
+    Text held back until the end comes in a last delta without tokens. ``since_previous_s`` is
+    the time since the token before, ``None`` for the first token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    since_previous_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a request. ``error`` says what went wrong when ``reason`` is ``error``."""
+
+    reason: Reason
+    usage: Usage
+    error: str | None = None
+
+
+Event = Delta | Finished
+OnEvent = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    reason: Reason
+    usage: Usage
+    error: str | None = None
+
+
+def _is_duration(value_s: float | None) -> bool:
+    return value_s is None or (math.isfinite(value_s) and value_s >= 0)
+
+
+def _require(holds: bool, param: str, reason: str) -> None:
+    if not holds:
+        raise RequestError(param, reason)

@@ -12,7 +12,6 @@
     ├── LeaseExpiredError      a hit used after its deadline
     ├── StoreClosedError       the store was closed
     ├── EngineClosedError      the engine was closed, or its thread has ended
-    ├── OverloadedError        too many requests are open already
     ├── ModelRefusedError      a model that cannot be served, with the reason
     ├── RequestError           a request that cannot be served as asked
     │   ├── PromptTooLongError
@@ -96,14 +95,6 @@ class EngineClosedError(PrefixdError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the engine takes no requests: {reason}")
         self.reason = reason
-
-
-class OverloadedError(PrefixdError):
-    """``limit`` requests are open already: try again when some have ended."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} requests are open already: try again later")
-        self.limit = limit
 
 
 class ModelRefusedError(PrefixdError):

@@ -1,0 +1,273 @@
+"""The residency index: which blocks there are, in which tiers, who holds them, when they end.
+
+All bookkeeping of the store happens here, under one lock and without any I/O. Tiers are numbered
+from the fastest; a record's ``tiers`` is a bit mask over those numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from threading import Lock
+
+from kvstore.errors import InvariantError
+from kvstore.frame import NEVER_MS, Expiry
+from kvstore.ledger import Ledger, Room
+
+
+@dataclass(slots=True)
+class Record:
+    """One block. ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero
+    no tier evicts the block. ``checksum`` is the xxh3 of its raw bytes, ``None`` until known."""
+
+    key: bytes
+    parent: bytes
+    namespace: bytes
+    block_tokens: int
+    raw_bytes: int
+    created_ms: int
+    soft_ms: int = NEVER_MS
+    hard_ms: int = NEVER_MS
+    checksum: int | None = None
+    tiers: int = 0
+    num_holds: int = 0
+
+    @property
+    def expiry(self) -> Expiry:
+        """Both limits, as a frame header carries them."""
+        return Expiry(self.soft_ms, self.hard_ms)
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Say whether either limit has passed."""
+        return 0 < self.soft_ms <= now_ms or 0 < self.hard_ms <= now_ms
+
+    def extend(self, soft_ms: int) -> None:
+        """Combine with another request's soft limit: the latest wins, never beats all."""
+        if self.soft_ms:
+            self.soft_ms = max(self.soft_ms, soft_ms) if soft_ms else NEVER_MS
+
+
+class ResidencyIndex:
+    """Records by key, and the ledger of each tier that stores bytes. Thread-safe.
+
+    ``ledgers[bit]`` is ``None`` for a tier that keeps its own books and only reports what it
+    holds (the device pool).
+    """
+
+    def __init__(self, ledgers: Sequence[Ledger | None]) -> None:
+        self._ledgers = tuple(ledgers)
+        self._records: dict[bytes, Record] = {}
+        self._ends: list[tuple[int, bytes]] = []
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def find(self, keys: Sequence[bytes], mask: int, now_ms: int, soft_ms: int) -> list[Record | None]:
+        """Return each key's record, held once, or ``None`` where no tier of ``mask`` has it alive.
+
+        A hit extends the block's soft limit to ``soft_ms``. Every record returned must be passed
+        to ``unhold``.
+        """
+        found: list[Record | None] = []
+        get = self._records.get
+        with self._lock:
+            for key in keys:
+                record = get(key)
+                if record is None or not record.tiers & mask or record.is_expired(now_ms):
+                    found.append(None)
+                    continue
+                record.num_holds += 1
+                if record.soft_ms:
+                    record.extend(soft_ms)
+                found.append(record)
+        return found
+
+    def hold(self, key: bytes, bit: int) -> Record | None:
+        """Return the record of ``key``, held once more, when tier ``bit`` has it."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is None or not record.tiers >> bit & 1:
+                return None
+            record.num_holds += 1
+            return record
+
+    def unhold(self, records: Iterable[Record]) -> None:
+        """Give one hold of each record back."""
+        with self._lock:
+            for record in records:
+                record.num_holds -= 1
+                if not record.num_holds and not record.tiers:
+                    self._forget(record)
+
+    def touch(self, records: Sequence[Record], now_s: float) -> None:
+        """Note a use in every tier, last block first, so that a parent outlives its children."""
+        ledgers = [(1 << bit, ledger.policy) for bit, ledger in enumerate(self._ledgers) if ledger]
+        with self._lock:
+            for record in reversed(records):
+                for mask, policy in ledgers:
+                    if record.tiers & mask:
+                        policy.touch(record.key, now_s)
+
+    def contains(self, key: bytes, mask: int, soft_ms: int) -> bool:
+        """Say whether a tier of ``mask`` has ``key``; if so its soft limit is extended."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is None or not record.tiers & mask:
+                return False
+            record.extend(soft_ms)
+            return True
+
+    def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> Room | None:
+        """Set room aside in a tier; its victims are out of the index when this returns."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            room = ledger.reserve(key, footprint_bytes, self._is_held)
+            for victim in room.victims if room else ():
+                self._clear_bit(victim, bit)
+        return room
+
+    def cancel(self, bit: int, room: Room) -> None:
+        """Give a reservation back."""
+        with self._lock:
+            self._ledger(bit).cancel(room)
+
+    def settle(self, bit: int, room: Room, facts: Record, now_s: float) -> Record:
+        """Make the block of ``room`` visible in its tier, in one step; returns its record, held once."""
+        with self._lock:
+            self._ledger(bit).settle(room, facts.parent, now_s)
+            record = self._entered(bit, facts)
+            record.num_holds += 1
+            return record
+
+    def recovered(self, bit: int, facts: Record, footprint_bytes: int, now_s: float) -> bool:
+        """Enter a block found on a medium; ``False`` when the budget has no room for it."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            if facts.key in ledger.held or facts.key in ledger.arriving or facts.key in ledger.leaving:
+                return True
+            if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
+                return False
+            ledger.add(facts.key, facts.parent, footprint_bytes, now_s)
+            self._entered(bit, facts)
+            return True
+
+    def report(self, bit: int, facts: Record) -> None:
+        """A tier that keeps its own books now holds this block."""
+        with self._lock:
+            self._entered(bit, facts)
+
+    def unreport(self, bit: int, key: bytes) -> None:
+        """A tier that keeps its own books no longer holds this block."""
+        with self._lock:
+            self._clear_bit(key, bit)
+
+    def begin_removal(self, bit: int, key: bytes, *, even_if_held: bool = False) -> bool:
+        """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.
+
+        A held block stays, unless ``even_if_held``: what is bad must go, and whoever holds it
+        finds it gone.
+        """
+        with self._lock:
+            if not even_if_held and self._is_held(key):
+                return False
+            if not self._ledger(bit).begin_removal(key):
+                return False
+            self._clear_bit(key, bit)
+            return True
+
+    def confirm_removal(self, bit: int, key: bytes) -> None:
+        """The medium has let go of ``key``."""
+        with self._lock:
+            self._ledger(bit).confirm_removal(key)
+
+    def removal_failed(self, bit: int, key: bytes, footprint_bytes: int) -> None:
+        """The medium still has ``key``; its bytes keep counting."""
+        with self._lock:
+            self._ledger(bit).removal_failed(key, footprint_bytes)
+
+    def is_over_budget(self, bit: int) -> bool:
+        """Say whether failed removals have pushed a tier over its budget."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            return ledger.used_bytes > ledger.budget_bytes
+
+    def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
+        """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
+        ended: list[tuple[bytes, int]] = []
+        with self._lock:
+            while self._ends and self._ends[0][0] <= now_ms and len(ended) < limit:
+                _, key = heappop(self._ends)
+                record = self._records.get(key)
+                if record is None:
+                    continue
+                if record.is_expired(now_ms) and not record.num_holds:
+                    ended.append((key, record.tiers))
+                else:
+                    heappush(self._ends, (max(record.expiry.at_ms, now_ms + 1), key))
+        return ended
+
+    def resident(self, bit: int) -> list[bytes]:
+        """Return the keys a tier holds, for operations over all of it."""
+        with self._lock:
+            return list(self._ledger(bit).held)
+
+    def usage(self, bit: int) -> tuple[int, int]:
+        """Return (bytes used, blocks held) of a tier."""
+        ledger = self._ledgers[bit]
+        with self._lock:
+            if ledger is None:
+                return 0, sum(record.tiers >> bit & 1 for record in self._records.values())
+            return ledger.used_bytes, len(ledger.held)
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` when records, masks, holds and ledgers contradict each other."""
+        with self._lock:
+            for record in self._records.values():
+                if record.num_holds < 0:
+                    raise InvariantError(f"a block is held {record.num_holds} times")
+                if not record.tiers and not record.num_holds:
+                    raise InvariantError("a record of a block that is nowhere")
+            for bit, ledger in enumerate(self._ledgers):
+                if ledger is None:
+                    continue
+                ledger.check()
+                marked = {key for key, record in self._records.items() if record.tiers >> bit & 1}
+                if marked != ledger.held.keys():
+                    raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
+
+    @property
+    def num_holds(self) -> int:
+        """All holds there are; zero when nothing is leased, loading or being written."""
+        with self._lock:
+            return sum(record.num_holds for record in self._records.values())
+
+    def _ledger(self, bit: int) -> Ledger:
+        ledger = self._ledgers[bit]
+        if ledger is None:
+            raise InvariantError(f"tier {bit} keeps its own books")
+        return ledger
+
+    def _is_held(self, key: bytes) -> bool:
+        return self._records[key].num_holds > 0
+
+    def _entered(self, bit: int, facts: Record) -> Record:
+        record = self._records.setdefault(facts.key, facts)
+        record.tiers |= 1 << bit
+        if record is not facts:
+            record.extend(facts.soft_ms)
+            record.checksum = facts.checksum if record.checksum is None else record.checksum
+        if at_ms := record.expiry.at_ms:
+            heappush(self._ends, (at_ms, record.key))
+        return record
+
+    def _clear_bit(self, key: bytes, bit: int) -> None:
+        record = self._records.get(key)
+        if record is not None:
+            record.tiers &= ~(1 << bit)
+            if not record.tiers and not record.num_holds:
+                self._forget(record)
+
+    def _forget(self, record: Record) -> None:
+        self._records.pop(record.key, None)

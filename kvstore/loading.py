@@ -1,0 +1,173 @@
+"""Loads in flight: shared bytes, and the tickets through which callers wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Lock
+
+GiveBack = Callable[[], None]
+OnDone = Callable[[], None]
+
+
+class SharedBytes:
+    """Verified bytes of one block with several readers, given back when the last one lets go."""
+
+    __slots__ = ("_give_back", "_lock", "_num_readers", "data", "seconds", "tier")
+
+    def __init__(
+        self, data: memoryview, give_back: GiveBack, *, tier: str = "", seconds: float = 0.0, num_readers: int = 1
+    ) -> None:
+        self.data = data
+        self.tier = tier
+        self.seconds = seconds
+        self._give_back = give_back
+        self._num_readers = num_readers
+        self._lock = Lock()
+
+    def release(self) -> None:
+        """One reader lets go."""
+        with self._lock:
+            self._num_readers -= 1
+            is_last = self._num_readers == 0
+        if is_last:
+            self._give_back()
+
+
+class LoadedBlock:
+    """A block that has arrived: ``data`` is valid, and must not be written to, until ``release``."""
+
+    __slots__ = ("_shared",)
+
+    def __init__(self, shared: SharedBytes) -> None:
+        self._shared: SharedBytes | None = shared
+
+    @property
+    def data(self) -> memoryview:
+        """The block's bytes at rest, verified. Raises ``ValueError`` after ``release``."""
+        return self._held.data
+
+    @property
+    def tier(self) -> str:
+        """The name of the tier it came from."""
+        return self._held.tier
+
+    @property
+    def seconds(self) -> float:
+        """How long the transfer took, waiting included."""
+        return self._held.seconds
+
+    def release(self) -> None:
+        """Let go of the bytes; idempotent."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.release()
+
+    @property
+    def _held(self) -> SharedBytes:
+        if self._shared is None:
+            raise ValueError("the loaded block was released")
+        return self._shared
+
+
+class Load:
+    """One transfer, shared by all who want the same block at the same time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._finished = Event()
+        self._shared: SharedBytes | None = None
+        self._tickets: set[Ticket] = set()
+
+    def join(self, on_done: OnDone | None) -> Ticket | None:
+        """Return a ticket for this load; ``None`` when it has finished already."""
+        with self._lock:
+            if self._finished.is_set():
+                return None
+            ticket = Ticket(self, on_done)
+            self._tickets.add(ticket)
+            return ticket
+
+    def finish(self, make_shared: Callable[[int], SharedBytes] | None) -> None:
+        """The transfer has reported: ``make_shared(number of readers)``, or ``None`` for a miss.
+
+        With no reader left ``make_shared`` is called with 1 and its bytes go back at once.
+        """
+        with self._lock:
+            waiting = list(self._tickets)
+            if make_shared is not None:
+                self._shared = make_shared(max(1, len(waiting)))
+            self._finished.set()
+        if self._shared is not None and not waiting:
+            self._shared.release()
+        for ticket in waiting:
+            ticket.notify()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the transfer has reported, at most ``timeout_s``."""
+        return self._finished.wait(timeout_s)
+
+    def is_finished(self) -> bool:
+        """Say whether the transfer has reported."""
+        return self._finished.is_set()
+
+    def collect(self, ticket: Ticket) -> SharedBytes | None:
+        """Hand ``ticket`` its share, once; ``None`` for a miss or before the transfer has reported."""
+        with self._lock:
+            if not self._finished.is_set() or ticket not in self._tickets:
+                return None
+            self._tickets.discard(ticket)
+            return self._shared
+
+    def leave(self, ticket: Ticket) -> bool:
+        """Drop ``ticket``'s claim. Returns whether the transfer had not reported yet."""
+        with self._lock:
+            if ticket not in self._tickets:
+                return False
+            self._tickets.discard(ticket)
+            is_pending = not self._finished.is_set()
+        if not is_pending and self._shared is not None:
+            self._shared.release()
+        return is_pending
+
+
+class Ticket:
+    """One caller's claim on a load. Whoever holds it must ``take`` or ``abandon`` it."""
+
+    __slots__ = ("_load", "_on_abandoned", "_on_done")
+
+    def __init__(self, load: Load, on_done: OnDone | None, on_abandoned: OnDone | None = None) -> None:
+        self._load = load
+        self._on_done = on_done
+        self._on_abandoned = on_abandoned
+
+    @classmethod
+    def of(cls, shared: SharedBytes | None) -> Ticket:
+        """Return a ticket of a load that has finished: with these bytes, or with a miss."""
+        load = Load()
+        ticket = load.join(None)
+        assert ticket is not None  # a new load has not finished
+        load.finish(None if shared is None else lambda _num_readers: shared)
+        return ticket
+
+    def done(self) -> bool:
+        """Say whether the transfer has reported, well or not."""
+        return self._load.is_finished()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until ``done()``, at most ``timeout_s``; returns ``done()``."""
+        return self._load.wait(timeout_s)
+
+    def take(self) -> LoadedBlock | None:
+        """Return the block, once, the caller's to release; ``None``: a miss, or not done yet."""
+        shared = self._load.collect(self)
+        return None if shared is None else LoadedBlock(shared)
+
+    def abandon(self) -> None:
+        """Give the load up; never blocks. Bytes that arrive later are discarded; idempotent."""
+        if self._load.leave(self) and self._on_abandoned is not None:
+            self._on_abandoned()
+
+    def notify(self) -> None:
+        """Tell the caller that the transfer has reported."""
+        if self._on_done is not None:
+            self._on_done()

@@ -1,0 +1,277 @@
+"""The paged device pool: keys and values of running sequences, and of prefixes kept for later.
+
+Every block is in exactly one of four states::
+
+    free ──allocate──> private ──publish──> shared ──last release──> cached
+      ^                   │                   ^                        │ │
+      └──────release──────┘                   └────────acquire─────────┘ │
+      └──────────────────────────evict──────────────────────────────────┘
+
+A private block belongs to one sequence, which may write it. A published one (shared or cached) is
+found by its key and never written again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from kvstore.clock import Clock
+from kvstore.errors import InvariantError
+from kvstore.seams import EvictionPolicy
+
+_FREE_RUN = re.compile(rb"\x01+")
+# A new sequence starts this far behind the one before it, which can then grow in place.
+_GROWTH_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The shape of one block: ``[num_layers, 2 (K, V), block_tokens, num_kv_heads, head_dim]``."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_tokens: int
+    dtype: torch.dtype
+
+    @property
+    def dimensions(self) -> tuple[int, int, int, int, int]:
+        """The block's dimensions, outermost first, as it lies at rest."""
+        return self.num_layers, 2, self.block_tokens, self.num_kv_heads, self.head_dim
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.token_bytes * self.block_tokens
+
+
+class DevicePool:
+    """Blocks of keys and values on one device, shared by key, evicted by a policy.
+
+    ``keys_and_values`` is ``[num_layers, 2, num_blocks * block_tokens, num_kv_heads, head_dim]``:
+    layer first, so that consecutive blocks are a plain view. ``on_added(key, parent)`` and
+    ``on_removed(key)`` report what is published. Not thread-safe: the engine's thread alone uses it.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        num_blocks: int,
+        device: torch.device | str,
+        policy: EvictionPolicy,
+        on_added: Callable[[bytes, bytes], None],
+        on_removed: Callable[[bytes], None],
+        clock: Clock,
+    ) -> None:
+        layers, kinds, tokens, heads, dim = shape.dimensions
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.keys_and_values = torch.zeros(
+            (layers, kinds, num_blocks * tokens, heads, dim), dtype=shape.dtype, device=device
+        )
+        self._policy = policy
+        self._on_added = on_added
+        self._on_removed = on_removed
+        self._clock = clock
+        self._is_free = bytearray(b"\x01" * num_blocks)
+        self._references = [0] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._parent_of: dict[bytes, bytes] = {}
+        # Per key: 1 if its block has references, and 1 for each resident child that is held itself.
+        self._holds: Counter[bytes] = Counter()
+        self._num_free = num_blocks
+        self._num_held = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that ``allocate`` can give now: free ones and those that may be evicted."""
+        return self._num_free + len(self._block_of) - self._num_held
+
+    @property
+    def num_cached(self) -> int:
+        """Published blocks that no sequence uses."""
+        return sum(1 for block in self._key_of if not self._references[block])
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return self._num_free
+
+    def acquire(self, key: bytes) -> int | None:
+        """Return the published block of ``key``, with one more reference, or ``None``."""
+        block = self._block_of.get(key)
+        if block is None:
+            return None
+        self._references[block] += 1
+        if self._references[block] == 1:
+            self._hold(key)
+        self._policy.touch(key, self._clock.monotonic_s())
+        return block
+
+    def allocate(self, num: int, after: int | None = None) -> list[int] | None:
+        """Return ``num`` private blocks, or ``None`` (and nothing changes) if there are not so many.
+
+        They are one run right behind block ``after`` where possible, else one run, else pieces.
+        Cached blocks are evicted only when the free ones do not suffice.
+        """
+        if num > self.num_available:
+            return None
+        if num > self._num_free:
+            self._evict(num - self._num_free)
+        blocks = self._find_free(num, after)
+        for block in blocks:
+            self._is_free[block] = 0
+            self._references[block] = 1
+        self._num_free -= num
+        return blocks
+
+    def publish(self, block: int, key: bytes, parent: bytes) -> bool:
+        """Offer a private block, complete and written, under ``key`` (``parent`` empty: none).
+
+        Returns ``False`` when another block has the key: this one then stays private.
+        """
+        self.require_private((block,))
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        self._parent_of[key] = parent
+        self._holds[key] += 1
+        self._num_held += 1
+        self._hold(parent)
+        self._policy.insert(key, parent, self._clock.monotonic_s())
+        self._on_added(key, parent)
+        return True
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Give back one reference of each block: private ones become free, others may be cached."""
+        now_s = self._clock.monotonic_s()
+        for block in blocks:
+            if self._references[block] < 1:
+                raise InvariantError(f"block {block} is released and has no reference")
+            self._references[block] -= 1
+            key = self._key_of.get(block)
+            if key is None:
+                self._set_free(block)
+            elif not self._references[block]:
+                self._unhold(key)
+                self._policy.touch(key, now_s)
+
+    def require_private(self, blocks: Iterable[int]) -> None:
+        """Raise ``InvariantError`` unless all ``blocks`` are private, so that they may be written."""
+        for block in blocks:
+            if self._references[block] != 1 or block in self._key_of:
+                raise InvariantError(f"block {block} is not private and must not be written")
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all of block ``source`` into the private block ``target``."""
+        self.require_private((target,))
+        self._tokens(target).copy_(self._tokens(source))
+
+    def read_block(self, block: int, out: memoryview) -> None:
+        """Copy ``block`` into ``out`` (``block_bytes``, writable) as it lies at rest; blocks until done."""
+        self._at_rest(out).copy_(self._tokens(block))
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        """Copy ``data`` (``block_bytes``, as it lies at rest) into a private block; blocks until done."""
+        self.require_private((block,))
+        self._tokens(block).copy_(self._at_rest(memoryview(bytearray(data)) if data.readonly else data))
+
+    def clear(self) -> None:
+        """Evict every published block that may be evicted."""
+        self._evict(len(self._block_of) - self._num_held)
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` unless free, private, shared and cached blocks add up."""
+        self._policy.check()
+        used = [block for block in range(self.num_blocks) if self._references[block]]
+        private = [block for block in used if block not in self._key_of]
+        num_shared = len(used) - len(private)
+        total = self._num_free + len(private) + num_shared + self.num_cached
+        laws = {
+            "free + private + shared + cached = all": total == self.num_blocks,
+            "the free map counts the free blocks": sum(self._is_free) == self._num_free,
+            "no free block is in use": not any(self._is_free[block] for block in (*used, *self._key_of)),
+            "a private block has one reference": all(self._references[block] == 1 for block in private),
+            "one key, one block": {key: block for block, key in self._key_of.items()} == self._block_of,
+            "the policy orders what is published": len(self._policy) == len(self._block_of)
+            and all(key in self._policy for key in self._block_of),
+            "holds follow references": self._holds == self._expected_holds(),
+            "held keys are counted": self._num_held == sum(key in self._holds for key in self._block_of),
+        }
+        if broken := [law for law, holds in laws.items() if not holds]:
+            raise InvariantError(f"device pool: {'; '.join(broken)}")
+
+    def _find_free(self, num: int, after: int | None) -> list[int]:
+        run = b"\x01" * num
+        if after is not None and self._is_free.startswith(run, after + 1):
+            return list(range(after + 1, after + 1 + num))
+        roomy = self._is_free.find(b"\x01" * (_GROWTH_BLOCKS + num))
+        start = self._is_free.find(run) if roomy < 0 else roomy + _GROWTH_BLOCKS
+        if start >= 0:
+            return list(range(start, start + num))
+        return self._find_pieces(num, after)
+
+    def _find_pieces(self, num: int, after: int | None) -> list[int]:
+        runs = [match.span() for match in _FREE_RUN.finditer(self._is_free)]
+        runs.sort(key=lambda run: (after is None or run[0] != after + 1, run[0] - run[1]))
+        return list(islice((block for run in runs for block in range(*run)), num))
+
+    def _evict(self, num: int) -> None:
+        victims = list(islice(self._policy.victims(self._holds.__contains__), num))
+        for key in victims:
+            self._policy.remove(key)
+            block = self._block_of.pop(key)
+            del self._key_of[block], self._parent_of[key]
+            self._set_free(block)
+            self._on_removed(key)
+
+    def _set_free(self, block: int) -> None:
+        self._is_free[block] = 1
+        self._num_free += 1
+
+    def _hold(self, key: bytes) -> None:
+        """Count a hold on ``key``; the first one holds its parent too, so that it outlives its child."""
+        while key:
+            self._holds[key] += 1
+            if self._holds[key] > 1 or key not in self._block_of:
+                return
+            self._num_held += 1
+            key = self._parent_of[key]
+
+    def _unhold(self, key: bytes) -> None:
+        while key:
+            self._holds[key] -= 1
+            if self._holds[key]:
+                return
+            del self._holds[key]
+            if key not in self._block_of:
+                return
+            self._num_held -= 1
+            key = self._parent_of[key]
+
+    def _expected_holds(self) -> Counter[bytes]:
+        expected = Counter(key for block, key in self._key_of.items() if self._references[block])
+        for key in self._block_of:
+            if key in self._holds and (parent := self._parent_of[key]):
+                expected[parent] += 1
+        return expected
+
+    def _tokens(self, block: int) -> torch.Tensor:
+        start = block * self.shape.block_tokens
+        return self.keys_and_values[:, :, start : start + self.shape.block_tokens]
+
+    def _at_rest(self, data: memoryview) -> torch.Tensor:
+        return torch.frombuffer(data, dtype=self.shape.dtype).view(self.shape.dimensions)

@@ -1,0 +1,85 @@
+"""One forward step: chunks of several sequences in, logits of their last tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from transformers import PreTrainedModel
+
+from backends.device import DevicePool
+from engine_adapter.engine.attention import AttentionBackend, PagedCache, Span, pool_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one sequence to compute, at positions ``start`` and following.
+
+    ``blocks`` is the sequence's block table and covers positions 0 to ``start + len(tokens)``; the
+    blocks before ``start`` hold their keys and values already.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    needs_logits: bool
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.tokens)
+
+
+class ModelRunner:
+    """Runs a model over the pool. Used by the engine's thread alone."""
+
+    def __init__(self, model: PreTrainedModel, pool: DevicePool, attention: AttentionBackend) -> None:
+        self._model = model
+        self._pool = pool
+        self._attention = attention
+        self._layers = pool_layers(pool)
+        self._device = pool.keys_and_values.device
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Compute all ``chunks`` in one batch and write their keys and values into the pool.
+
+        Returns fp32 logits ``[chunks with needs_logits, vocab_size]``, each of its chunk's last
+        token, in the order of the chunks. Blocks that are written must be private.
+        """
+        step = self._pool.shape.block_tokens
+        begins = list(accumulate((len(chunk.tokens) for chunk in chunks), initial=0))
+        spans = [
+            Span(begin, chunk.start, chunk.end, tuple(chunk.blocks[: -(-chunk.end // step)]))
+            for begin, chunk in zip(begins, chunks, strict=False)
+        ]
+        for span in spans:
+            self._pool.require_private(span.blocks[span.start // step :])
+        slots = [slot for chunk in chunks for slot in _slots(chunk, step)]
+        last = [end - 1 for end, chunk in zip(begins[1:], chunks, strict=True) if chunk.needs_logits]
+        output = self._model(
+            input_ids=self._row([token for chunk in chunks for token in chunk.tokens]),
+            position_ids=self._row([pos for chunk in chunks for pos in range(chunk.start, chunk.end)]),
+            cache=PagedCache(self._layers, self._indices(slots)),
+            use_cache=True,
+            logits_to_keep=self._indices(last),
+            attend=self._attention.plan(spans, step, self._device),
+        )
+        logits: torch.Tensor = output.logits[0].float()
+        return logits
+
+    def _indices(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _row(self, values: Sequence[int]) -> torch.Tensor:
+        return self._indices(values).unsqueeze(0)
+
+
+def _slots(chunk: Chunk, block_tokens: int) -> list[int]:
+    """Return the pool slots that the chunk's tokens are written to."""
+    return [
+        chunk.blocks[position // block_tokens] * block_tokens + position % block_tokens
+        for position in range(chunk.start, chunk.end)
+    ]

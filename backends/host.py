@@ -1,0 +1,138 @@
+"""The host tier: blocks in slots of an arena, each one memmove away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from threading import Lock
+
+from kvstore.arena import Arena, Slot, slot_stride
+from kvstore.errors import BackendError, InvariantError, OutOfSpaceError
+from kvstore.frame import Header
+from kvstore.seams import BackendStats
+
+NAME = "host"
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A stored block. Its slot is freed by whoever sees it removed with no reader left."""
+
+    header: bytes
+    slot: Slot
+    num_readers: int = 0
+    removed: bool = False
+
+
+class HostBackend:
+    """Keeps frames in the slots of ``arena``, which stays the caller's and may be shared.
+
+    Headers lie beside the slots, so that a payload is page-aligned and a footprint is one stride.
+    Beyond ``Backend``, slots can be taken in and looked at without a copy (``adopt``, ``borrow``).
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._entries: dict[bytes, _Entry] = {}
+        self._occupied_bytes = 0
+        self._closed = False
+        self._lock = Lock()
+
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or len(entry.slot.view) != len(payload):
+                return False
+            entry.num_readers += 1
+        try:
+            header[:] = entry.header
+            payload[:] = entry.slot.view
+        finally:
+            self._finish_reading(entry)
+        return True
+
+    def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
+        slot = self._arena.allocate(len(payload))
+        if slot is None:
+            self.delete(key)
+            raise OutOfSpaceError(NAME, "put", f"the arena has no slot for {len(payload)} bytes")
+        slot.view[:] = payload
+        self.adopt(key, bytes(header), slot)
+
+    def adopt(self, key: bytes, header: bytes, slot: Slot) -> None:
+        """Store a frame whose payload is the filled ``slot``, which becomes this backend's; no copy.
+
+        Replaces what was there. Raises ``BackendError`` after ``close``; the slot is then freed.
+        """
+        with self._lock:
+            closed = self._closed
+            unused = slot if closed else self._remove(key)
+            if not closed:
+                self._entries[key] = _Entry(header, slot)
+                self._occupied_bytes += slot.stride_bytes
+        if unused:
+            unused.free()
+        if closed:
+            raise BackendError(NAME, "put", "the backend is closed")
+
+    def borrow(self, key: bytes) -> memoryview | None:
+        """Return the payload of ``key`` as it lies, or ``None``; not a copy.
+
+        Valid until the key is deleted or replaced: the caller sees to it that neither happens.
+        """
+        with self._lock:
+            entry = self._entries.get(key)
+            return entry.slot.view.toreadonly() if entry else None
+
+    def delete(self, key: bytes) -> None:
+        with self._lock:
+            unused = self._remove(key)
+        if unused:
+            unused.free()
+
+    def footprint(self, payload_bytes: int) -> int:
+        return slot_stride(payload_bytes)
+
+    def recover(self) -> Iterable[Header]:
+        return ()
+
+    def put_manifest(self, namespace: bytes, manifest: str) -> None:
+        """Do nothing: this medium does not outlive the process."""
+
+    def stats(self) -> BackendStats:
+        facts = {
+            "mapped_bytes": str(self._arena.mapped_bytes),
+            "budget_bytes": str(self._arena.budget_bytes),
+        }
+        return BackendStats(self._occupied_bytes, facts)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            unused = [self._remove(key) for key in list(self._entries)]
+        for slot in unused:
+            if slot:
+                slot.free()
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` when the occupied bytes are not the sum of the slots held."""
+        with self._lock:
+            held = sum(entry.slot.stride_bytes for entry in self._entries.values())
+            if held != self._occupied_bytes or any(entry.removed for entry in self._entries.values()):
+                raise InvariantError(f"host: {self._occupied_bytes} bytes are charged for {held} held")
+
+    def _remove(self, key: bytes) -> Slot | None:
+        """Forget ``key``; returns its slot when nobody reads it, to be freed without the lock."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._occupied_bytes -= entry.slot.stride_bytes
+        entry.removed = True
+        return None if entry.num_readers else entry.slot
+
+    def _finish_reading(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.num_readers -= 1
+            is_last = entry.removed and not entry.num_readers
+        if is_last:
+            entry.slot.free()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.host import HostBackend
+from kvstore.arena import PAGE_BYTES, Arena
+from kvstore.conformance.backend import BackendConformance, get, make_header, make_key, make_payload, put
+from kvstore.errors import BackendError, OutOfSpaceError
+from kvstore.frame import HEADER_BYTES
+
+
+class TestHostBackend(BackendConformance):
+    def make_backend(self, tmp_path: Path) -> HostBackend:  # noqa: ARG002
+        return HostBackend(Arena(64 * 1024 * 1024))
+
+
+def test_a_full_arena_is_out_of_space_and_takes_blocks_again_after_a_delete() -> None:
+    host = HostBackend(Arena(2 * PAGE_BYTES))
+    for name in "ab":
+        put(host, make_key(name), make_payload(name, PAGE_BYTES))
+    with pytest.raises(OutOfSpaceError):
+        put(host, make_key("c"), make_payload("c", PAGE_BYTES))
+    host.delete(make_key("a"))
+    put(host, make_key("c"), make_payload("c", PAGE_BYTES))
+    assert get(host, make_key("b"), PAGE_BYTES) == make_payload("b", PAGE_BYTES)
+    host.check()
+
+
+def test_an_adopted_slot_is_served_without_a_copy() -> None:
+    arena = Arena(4 * PAGE_BYTES)
+    host = HostBackend(arena)
+    key, payload = make_key("a"), make_payload("a", 5000)
+    slot = arena.allocate(5000)
+    assert slot is not None
+    slot.view[:] = payload
+    host.adopt(key, make_header(key, payload).pack(), slot)
+    assert get(host, key, 5000) == payload
+    borrowed = host.borrow(key)
+    assert borrowed is not None
+    slot.view[0] ^= 1
+    assert borrowed[0] == payload[0] ^ 1
+    assert borrowed.readonly
+    assert (host.stats().occupied_bytes, arena.used_bytes) == (2 * PAGE_BYTES, 2 * PAGE_BYTES)
+    host.delete(key)
+    assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 0)
+    assert host.borrow(key) is None
+
+
+def test_a_slot_is_not_used_again_while_somebody_reads_it() -> None:
+    arena = Arena(PAGE_BYTES)
+    host = HostBackend(arena)
+    put(host, make_key("a"), make_payload("a", PAGE_BYTES))
+    used_while_reading = []
+
+    class DeletesFirst:
+        """A header buffer whose filling is the moment at which another thread deletes the block."""
+
+        def __setitem__(self, _place: slice, _header: bytes) -> None:
+            host.delete(make_key("a"))
+            used_while_reading.append(arena.used_bytes)
+
+    out = bytearray(PAGE_BYTES)
+    assert host.get_into(make_key("a"), DeletesFirst(), memoryview(out))  # type: ignore[arg-type]
+    assert out == make_payload("a", PAGE_BYTES)
+    assert (used_while_reading, arena.used_bytes) == ([PAGE_BYTES], 0)
+    host.check()
+
+
+def test_a_failed_read_lets_go_of_its_slot() -> None:
+    arena = Arena(PAGE_BYTES)
+    host = HostBackend(arena)
+    put(host, make_key("a"), make_payload("a", PAGE_BYTES))
+    with pytest.raises(TypeError):
+        host.get_into(make_key("a"), memoryview(bytearray(HEADER_BYTES)), memoryview(bytes(PAGE_BYTES)))
+    host.delete(make_key("a"))
+    assert arena.used_bytes == 0
+
+
+def test_a_closed_backend_gives_its_slots_back_and_refuses_more() -> None:
+    arena = Arena(4 * PAGE_BYTES)
+    host = HostBackend(arena)
+    put(host, make_key("a"), make_payload("a", 100))
+    host.close()
+    with pytest.raises(BackendError, match="closed"):
+        put(host, make_key("b"), make_payload("b", 100))
+    assert get(host, make_key("a"), 100) is None
+    assert (arena.used_bytes, host.stats().occupied_bytes) == (0, 0)
+    arena.check()

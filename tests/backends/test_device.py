@@ -1,0 +1,291 @@
+"""The device pool: states of blocks, placement, eviction, conservation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from backends.device import DevicePool, KVShape
+from kvstore.clock import Clock
+from kvstore.errors import InvariantError
+from policies.lru import LeafFirstLRU
+
+SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, block_tokens=4, dtype=torch.float32)
+
+
+class Ticking:
+    """A clock that moves on by a second each time it is read."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+class Pool(DevicePool):
+    """A pool that remembers which keys it has told the index of."""
+
+    def __init__(self, num_blocks: int, shape: KVShape = SHAPE) -> None:
+        self.index: dict[bytes, bytes] = {}
+        clock = Clock(monotonic_s=Ticking())
+        super().__init__(
+            shape, num_blocks, "cpu", LeafFirstLRU(), self.index.__setitem__, self.index.__delitem__, clock
+        )
+
+    def allocated(self, num: int, after: int | None = None) -> list[int]:
+        blocks = self.allocate(num, after)
+        assert blocks is not None
+        return blocks
+
+    def published(self, keys: Iterable[bytes]) -> list[int]:
+        """Allocate and publish a prefix made of ``keys``."""
+        parent, blocks = b"", list[int]()
+        for key in keys:
+            (block,) = self.allocated(1, blocks[-1] if blocks else None)
+            assert self.publish(block, key, parent)
+            blocks.append(block)
+            parent = key
+        return blocks
+
+
+def test_a_block_is_the_bytes_of_all_its_layers() -> None:
+    assert SHAPE.token_bytes == 2 * 2 * 2 * 4 * 4
+    assert SHAPE.block_bytes == 4 * SHAPE.token_bytes
+
+
+def test_a_published_block_is_shared_by_its_key() -> None:
+    pool = Pool(4)
+    (block,) = pool.published([b"a"])
+    assert pool.acquire(b"a") == block
+    assert pool.acquire(b"b") is None
+    assert pool.index == {b"a": b""}
+    pool.release([block, block])
+    assert pool.num_available == 4
+    assert pool.num_cached == 1
+    pool.check()
+
+
+def test_a_private_block_becomes_free_again() -> None:
+    pool = Pool(4)
+    blocks = pool.allocated(3)
+    assert (pool.num_free, pool.num_available) == (1, 1)
+    pool.release(blocks)
+    assert (pool.num_free, pool.num_available, pool.num_cached) == (4, 4, 0)
+    pool.check()
+
+
+def test_a_key_has_one_block_and_the_second_stays_private() -> None:
+    pool = Pool(4)
+    pool.published([b"a"])
+    (twin,) = pool.allocated(1)
+    assert not pool.publish(twin, b"a", b"")
+    pool.release([twin])
+    assert pool.num_free == 3
+    pool.check()
+
+
+def test_allocation_is_all_or_none() -> None:
+    pool = Pool(4)
+    pool.published([b"a", b"b"])
+    assert pool.allocate(3) is None
+    assert pool.num_free == 2
+    pool.check()
+
+
+def test_blocks_follow_the_one_they_continue() -> None:
+    pool = Pool(100)
+    first = pool.allocated(3)
+    second = pool.allocated(3)
+    assert pool.allocated(2, after=first[-1]) == [first[-1] + 1, first[-1] + 2]
+    assert pool.allocated(2, after=second[-1]) == [second[-1] + 1, second[-1] + 2]
+
+
+def test_one_run_is_preferred_and_pieces_are_the_last_resort() -> None:
+    pool = Pool(8)
+    blocks = pool.allocated(8)
+    pool.release([blocks[1], blocks[2], blocks[4], blocks[5], blocks[6]])
+    assert pool.allocated(3) == [4, 5, 6]
+    pool.release([4, 5, 6])
+    assert pool.allocated(4, after=0) == [1, 2, 4, 5]
+    pool.release([1, 2, 4, 5])
+    assert pool.allocated(4, after=7) == [4, 5, 6, 1]
+
+
+def test_cached_blocks_are_evicted_only_when_free_ones_do_not_suffice() -> None:
+    pool = Pool(4)
+    pool.release(pool.published([b"a", b"b"]))
+    pool.allocated(2)
+    assert set(pool.index) == {b"a", b"b"}
+    pool.allocated(1)
+    assert set(pool.index) == {b"a"}
+    pool.check()
+
+
+def test_the_policy_says_who_goes_first() -> None:
+    pool = Pool(3)
+    for key in (b"a", b"b", b"c"):
+        pool.release(pool.published([key]))
+    block = pool.acquire(b"a")
+    assert block is not None
+    pool.release([block])
+    pool.allocated(1)
+    assert set(pool.index) == {b"a", b"c"}
+
+
+def test_a_cached_parent_stays_while_its_child_is_in_use() -> None:
+    pool = Pool(3)
+    parent, child = pool.published([b"parent", b"child"])
+    pool.release([parent])
+    assert pool.num_available == 1
+    assert pool.allocate(2) is None
+    pool.release([child])
+    assert pool.num_available == 3
+    pool.check()
+
+
+def test_a_parent_published_after_its_child_is_held_by_it() -> None:
+    pool = Pool(2)
+    parent, child = pool.allocated(2)
+    pool.publish(child, b"child", b"parent")
+    pool.publish(parent, b"parent", b"")
+    pool.release([parent])
+    assert pool.num_available == 0
+    pool.check()
+    pool.release([child])
+    assert pool.num_available == 2
+    pool.check()
+
+
+def test_clear_forgets_everything_that_is_not_in_use() -> None:
+    pool = Pool(4)
+    pool.release(pool.published([b"a", b"b"]))
+    kept = pool.published([b"c"])
+    pool.clear()
+    assert set(pool.index) == {b"c"}
+    pool.release(kept)
+    pool.clear()
+    assert pool.index == {}
+    assert pool.num_free == 4
+    pool.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_block_at_rest_is_layer_kind_token_head_dimension(dtype: torch.dtype) -> None:
+    pool = Pool(3, KVShape(2, 2, 4, 4, dtype))
+    pool.keys_and_values.copy_(torch.randn(pool.keys_and_values.shape))
+    out = bytearray(pool.shape.block_bytes)
+    pool.read_block(1, memoryview(out))
+    expected = pool.keys_and_values[:, :, 4:8].contiguous()
+    assert torch.equal(torch.frombuffer(out, dtype=dtype).view(2, 2, 4, 2, 4), expected)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_block_written_reads_back_bit_for_bit(kind: type[bytes | bytearray]) -> None:
+    source, target = Pool(2), Pool(5)
+    source.keys_and_values.copy_(torch.randn(source.keys_and_values.shape))
+    out, back = bytearray(SHAPE.block_bytes), bytearray(SHAPE.block_bytes)
+    source.read_block(1, memoryview(out))
+    before = target.keys_and_values.clone()
+    block = target.allocated(4)[3]
+    target.write_block(block, memoryview(kind(out)))
+    target.read_block(block, memoryview(back))
+    assert back == out
+    assert torch.equal(target.keys_and_values[:, :, :12], before[:, :, :12])
+    assert torch.equal(target.keys_and_values[:, :, 16:], before[:, :, 16:])
+
+
+def test_a_block_is_copied_whole() -> None:
+    pool = Pool(3)
+    pool.keys_and_values.copy_(torch.randn(pool.keys_and_values.shape))
+    source, target = pool.allocated(2)
+    pool.copy_block(source, target)
+    assert torch.equal(pool.keys_and_values[:, :, :4], pool.keys_and_values[:, :, 4:8])
+
+
+def test_a_published_block_is_never_written_again() -> None:
+    pool = Pool(2)
+    published, private = pool.published([b"a"]) + pool.allocated(1)
+    with pytest.raises(InvariantError, match="block 0 is not private"):
+        pool.write_block(published, memoryview(bytearray(SHAPE.block_bytes)))
+    with pytest.raises(InvariantError, match="block 0 is not private"):
+        pool.copy_block(private, published)
+
+
+def test_a_reference_is_given_back_once() -> None:
+    pool = Pool(2)
+    blocks = pool.allocated(1)
+    pool.release(blocks)
+    with pytest.raises(InvariantError, match="block 0 is released and has no reference"):
+        pool.release(blocks)
+
+
+def test_check_finds_a_block_that_is_free_and_in_use() -> None:
+    pool = Pool(2)
+    (block,) = pool.allocated(1)
+    pool._is_free[block] = 1
+    with pytest.raises(InvariantError, match="no free block is in use"):
+        pool.check()
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences come, share, publish out of order and go, in a pool that is too small for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(8)
+        self.private: list[int] = []
+        self.shared: list[int] = []
+
+    @rule(num=st.integers(0, 5), after=st.none() | st.integers(0, 7))
+    def allocate(self, num: int, after: int | None) -> None:
+        available = self.pool.num_available
+        blocks = self.pool.allocate(num, after)
+        assert (blocks is not None) == (num <= available)
+        assert len(set(blocks or ())) == len(blocks or ())
+        self.private += blocks or ()
+
+    @rule(data=st.data(), depth=st.integers(1, 4))
+    def publish(self, data: st.DataObject, depth: int) -> None:
+        if self.private:
+            block = data.draw(st.sampled_from(self.private))
+            known = depth.to_bytes() in self.pool.index
+            parent = (depth - 1).to_bytes() if depth > 1 else b""
+            assert self.pool.publish(block, depth.to_bytes(), parent) != known
+            if not known:
+                self.private.remove(block)
+                self.shared.append(block)
+
+    @rule(depth=st.integers(1, 4))
+    def acquire(self, depth: int) -> None:
+        block = self.pool.acquire(depth.to_bytes())
+        assert (block is not None) == (depth.to_bytes() in self.pool.index)
+        self.shared += [] if block is None else [block]
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        held = self.private + self.shared
+        if held:
+            block = data.draw(st.sampled_from(held))
+            (self.private if block in self.private else self.shared).remove(block)
+            self.pool.release([block])
+
+    @rule()
+    def clear(self) -> None:
+        self.pool.clear()
+        assert len(self.pool.index) <= len(self.shared) + 4
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        self.pool.check()
+        assert self.pool.num_free + len(self.private) + len(self.pool.index) == self.pool.num_blocks
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine = PoolMachine.TestCase

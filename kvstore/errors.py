@@ -17,6 +17,7 @@
     │   ├── PromptTooLongError
     │   └── UnknownModelError
     ├── OverloadedError        too many requests wait already
+    ├── ServerFailedError      a server that was started or asked did not do as it must
     └── InvariantError         a conservation law does not hold (raised by ``check()`` alone)
 
 Each error carries its facts as attributes, and its message is one line that says what to do.
@@ -140,6 +141,14 @@ class OverloadedError(PrefixdError):
     def __init__(self, num_waiting: int) -> None:
         super().__init__(f"{num_waiting} requests are waiting already: try again later")
         self.num_waiting = num_waiting
+
+
+class ServerFailedError(PrefixdError):
+    """A server that this process started or asked did not do as it must."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class InvariantError(PrefixdError):

@@ -7,18 +7,16 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class TierConfig:
-    """One tier below the device. ``write_mode`` is ``through``, ``back`` or ``second_use``.
+class TierSetup:
+    """One tier below the device. ``write_mode`` is ``through``, ``back`` or ``second-use``.
 
-    ``ttl_s`` is the life of a block whose request names none (``None``: no limit); ``path`` is the
-    folder of a disk tier.
+    ``eviction`` is the name of a policy, ``path`` the folder of a disk tier.
     """
 
     name: str
     budget_bytes: int
     eviction: str
     write_mode: str
-    ttl_s: float | None = None
     path: Path | None = None
 
 
@@ -26,17 +24,21 @@ class TierConfig:
 class ServingConfig:
     """Everything ``assemble`` needs. ``tiers`` are fastest first; ``auto`` formats follow the device.
 
-    ``device_bytes`` is the device pool's budget, ``None`` for one that suits the device.
+    ``device_bytes`` is the device pool's budget, ``None`` for one that suits the device;
+    ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end;
+    ``weight_digests`` a file that remembers digests of weights between starts.
     """
 
     model: Path
+    weight_digests: Path
     device: str
     compute_dtype: str
     kv_dtype: str
     block_tokens: int
     device_bytes: int | None
     device_eviction: str
-    tiers: tuple[TierConfig, ...]
+    tiers: tuple[TierSetup, ...]
+    default_ttl_s: float | None
     reload_policy: str
     load_deadline_s: float
     max_batched_tokens: int

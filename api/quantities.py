@@ -1,0 +1,35 @@
+"""Amounts as people write them: ``2GiB``, ``500MB``, ``4096``."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
+_AMOUNT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+_MOST_DIGITS = 30
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that ``text`` names; raises ``ValueError`` saying how sizes are written."""
+    match = _AMOUNT.fullmatch(text.strip()) if len(text) < _MOST_DIGITS else None
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError("a size is written like 2GiB, 500MB or a number of bytes")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size for people: the largest binary unit that leaves at least 1, with one decimal."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    value, unit = float(num_bytes), "B"
+    for larger in _BINARY_UNITS:
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f} {unit}".replace(".0 ", " ")

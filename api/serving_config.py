@@ -1,0 +1,40 @@
+"""From settings to what a server is assembled from."""
+
+from __future__ import annotations
+
+from api.folders import cache_folder
+from api.settings import Settings
+from engine_adapter.serving_config import ServingConfig, TierSetup
+from kvstore.errors import ConfigError
+
+
+def serving_config(settings: Settings) -> ServingConfig:
+    """Return the configuration to assemble. Raises ``ConfigError`` when no model is named."""
+    if settings.model is None:
+        raise ConfigError("model", "none is named; give its folder with --model DIR or PREFIXD_MODEL")
+    return ServingConfig(
+        model=settings.model,
+        weight_digests=cache_folder() / "weight_digests.json",
+        device=settings.device,
+        compute_dtype=settings.compute_dtype,
+        kv_dtype=settings.kv_dtype,
+        block_tokens=settings.block_tokens,
+        device_bytes=settings.device_bytes,
+        device_eviction=settings.device_eviction,
+        tiers=_tiers(settings),
+        default_ttl_s=settings.default_ttl_s,
+        reload_policy=settings.reload_policy,
+        load_deadline_s=settings.load_deadline_s,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_sequences=settings.max_sequences,
+        max_waiting=settings.max_waiting,
+    )
+
+
+def _tiers(settings: Settings) -> tuple[TierSetup, ...]:
+    host = TierSetup("host", settings.host_bytes, settings.host_eviction, settings.host_write)
+    disk = TierSetup(
+        "disk", settings.disk_bytes, settings.disk_eviction, settings.disk_write,
+        settings.disk_path,
+    )  # fmt: skip
+    return tuple(tier for tier in (host, disk) if tier.budget_bytes)

@@ -1,0 +1,195 @@
+"""Every setting of the service, in one frozen object; ``docs/settings.md`` is rendered from it."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from api.folders import cache_folder
+from api.quantities import format_bytes, parse_bytes
+
+_MOST_BYTES = 2**50
+_TEN_YEARS_S = 10 * 365 * 86_400
+
+
+def _disk_path() -> Path:
+    return cache_folder() / "blocks"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_bytes(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+def _not_empty(path: object) -> object:
+    if path == "":
+        raise ValueError("must name a folder")
+    return path
+
+
+def _none_for(word: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value == word else value)
+
+
+Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES), BeforeValidator(_read_bytes)]
+AutoBytes = Annotated[
+    Annotated[int, Field(gt=0, le=_MOST_BYTES), BeforeValidator(_read_bytes)] | None, _none_for("auto")
+]
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+TimeToLive = Annotated[
+    Annotated[float, Field(gt=0, le=_TEN_YEARS_S, allow_inf_nan=False)] | None, _none_for("never")
+]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Name = Annotated[str, Field(min_length=1)]
+Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+WriteMode = Literal["through", "back", "second-use"]
+
+
+def _field(group: str, default: Any, description: str, shown: str | None = None) -> Any:
+    """Declare a setting under the heading ``group``; ``shown`` is how its default reads when computed."""
+    facts: dict[str, Any] = {"group": group, "shown": shown}
+    if callable(default):
+        return Field(default_factory=default, description=description, json_schema_extra=facts)
+    return Field(default, description=description, json_schema_extra=facts, validate_default=False)
+
+
+class Settings(BaseModel):
+    """The settings of one server. Sizes are in bytes, times in seconds; 0 bytes switch a tier off."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    model: Folder | None = _field(
+        "Model", None, "Folder with the model: config.json, safetensors weights and tokenizer."
+    )
+    served_model_name: Name | None = _field(
+        "Model", None, "Name that requests use for the model.", shown="the folder's name"
+    )
+    device: Literal["auto", "cpu", "cuda"] = _field(
+        "Model", "auto", "Where to compute; auto takes a GPU when there is one."
+    )
+    compute_dtype: Dtype = _field(
+        "Model", "auto", "Number format of the model; auto is float32 on a CPU and bfloat16 on a GPU."
+    )
+    kv_dtype: Dtype = _field("Model", "auto", "Number format of keys and values; auto is that of the model.")
+
+    host: Name = _field(
+        "Server", "127.0.0.1", "Address to listen on; any but a loopback address needs an api_token."
+    )
+    port: Annotated[int, Field(ge=0, le=65_535)] = _field(
+        "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
+    )
+    api_token: Annotated[SecretStr, Field(min_length=1)] | None = _field(
+        "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
+    )
+    max_body_bytes: Annotated[Bytes, Field(ge=1024)] = _field(
+        "Server", 16 * 2**20, "Largest request body; a larger one is answered with 413."
+    )
+    drain_s: Seconds = _field(
+        "Server", 10.0, "How long a stopping server lets running requests finish before it cancels them."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _field(
+        "Server", "info", "Least level that is logged, on stderr; prompts and tokens never are."
+    )
+
+    max_batched_tokens: Count = _field(
+        "Scheduling", 512, "Most tokens computed in one step; long prompts are computed in chunks of it."
+    )
+    max_sequences: Count = _field("Scheduling", 8, "Most requests that compute at the same time.")
+    max_waiting: Count = _field(
+        "Scheduling", 256, "Most requests that wait for their turn; further ones are answered with 429."
+    )
+
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = _field(
+        "Cache", 16, "Tokens of one block, the unit of sharing and storage; another size is another cache."
+    )
+    reload_policy: Name = _field(
+        "Cache", "always-load", "Decides which blocks are loaded and which computed again, by plugin name."
+    )
+    default_ttl_s: TimeToLive = _field(
+        "Cache",
+        86_400.0,
+        "Life of a block whose request names no kv.ttl_s, counted from its last use; never for no end.",
+    )
+    load_deadline_s: Seconds = _field(
+        "Cache", 10.0, "Longest wait for a load; what has not come by then is computed."
+    )
+
+    device_bytes: AutoBytes = _field(
+        "Device tier",
+        None,
+        "Memory for blocks where the model computes; auto is 1 GiB on a CPU, and on a GPU nine tenths of "
+        "what the model leaves free.",
+        shown="auto",
+    )
+    device_eviction: Name = _field(
+        "Device tier", "lru", "Which blocks go first when it is full, by plugin name."
+    )
+
+    host_bytes: Bytes = _field(
+        "Host tier", 2 * 2**30, "Memory of the machine for blocks; 0 for no host tier."
+    )
+    host_write: WriteMode = _field(
+        "Host tier",
+        "through",
+        "When a block is written: through at once, back when the tier above evicts it, second-use when it is "
+        "wanted for the first time.",
+    )
+    host_eviction: Name = _field("Host tier", "lru", "Which blocks go first when it is full, by plugin name.")
+
+    disk_bytes: Bytes = _field("Disk tier", 8 * 2**30, "Disk space for blocks; 0 for no disk tier.")
+    disk_path: Folder = _field(
+        "Disk tier",
+        _disk_path,
+        "Folder of the blocks; one server at a time uses it.",
+        shown="~/.cache/prefixd/blocks, or under $XDG_CACHE_HOME",
+    )
+    disk_write: WriteMode = _field("Disk tier", "through", "When a block is written; see host_write.")
+    disk_eviction: Name = _field("Disk tier", "lru", "Which blocks go first when it is full, by plugin name.")
+
+    @model_validator(mode="after")
+    def _strangers_need_a_token(self) -> Self:
+        if self.api_token is None and not is_loopback(self.host):
+            raise ValueError(f"api_token: required because {self.host} is reachable from other machines")
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests use: the one set, or the model folder's."""
+        return self.served_model_name or (self.model.resolve().name if self.model else "")
+
+
+def setting_group(name: str) -> str:
+    """Return the heading that a setting stands under."""
+    return str(_facts(name)["group"])
+
+
+def shown_default(name: str) -> str:
+    """Return a setting's default for people, the same on every machine."""
+    default = Settings.model_fields[name].default
+    if shown := _facts(name)["shown"]:
+        return str(shown)
+    if default is None:
+        return "none"
+    if isinstance(default, float):
+        return f"{default:g}"
+    return format_bytes(default) if name.endswith("_bytes") else str(default)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting is never shown."""
+    return "SecretStr" in str(Settings.model_fields[name].annotation)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", Settings.model_fields[name].json_schema_extra)

@@ -16,7 +16,10 @@ NAME = "host"
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A stored block. Its slot is freed by whoever sees it removed with no reader left."""
+    """A stored block. Its slot is freed by whoever sees it removed with no reader left.
+
+    ``header`` is empty for a slot that was taken over: it is lent, never read as a frame.
+    """
 
     header: bytes
     slot: Slot
@@ -28,7 +31,7 @@ class HostBackend:
     """Keeps frames in the slots of ``arena``, which stays the caller's and may be shared.
 
     Headers lie beside the slots, so that a payload is page-aligned and a footprint is one stride.
-    Beyond ``Backend``, slots can be taken in and looked at without a copy (``adopt``, ``borrow``).
+    Beyond ``Backend``, slots are taken over and lent without a copy (``kvstore.seams.Lending``).
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -41,7 +44,7 @@ class HostBackend:
     def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None or len(entry.slot.view) != len(payload):
+            if entry is None or not entry.header or len(entry.slot.view) != len(payload):
                 return False
             entry.num_readers += 1
         try:
@@ -57,32 +60,19 @@ class HostBackend:
             self.delete(key)
             raise OutOfSpaceError(NAME, "put", f"the arena has no slot for {len(payload)} bytes")
         slot.view[:] = payload
-        self.adopt(key, bytes(header), slot)
+        self._keep(key, bytes(header), slot)
 
-    def adopt(self, key: bytes, header: bytes, slot: Slot) -> None:
-        """Store a frame whose payload is the filled ``slot``, which becomes this backend's; no copy.
+    def adopt(self, key: bytes, slot: Slot) -> None:
+        self._keep(key, b"", slot)
 
-        Replaces what was there. Raises ``BackendError`` after ``close``; the slot is then freed.
-        """
-        with self._lock:
-            closed = self._closed
-            unused = slot if closed else self._remove(key)
-            if not closed:
-                self._entries[key] = _Entry(header, slot)
-                self._occupied_bytes += slot.stride_bytes
-        if unused:
-            unused.free()
-        if closed:
-            raise BackendError(NAME, "put", "the backend is closed")
-
-    def borrow(self, key: bytes) -> memoryview | None:
-        """Return the payload of ``key`` as it lies, or ``None``; not a copy.
-
-        Valid until the key is deleted or replaced: the caller sees to it that neither happens.
-        """
+    def lend(self, key: bytes) -> memoryview | None:
         with self._lock:
             entry = self._entries.get(key)
             return entry.slot.view.toreadonly() if entry else None
+
+    def surrender(self, key: bytes) -> Slot | None:
+        with self._lock:
+            return self._remove(key)
 
     def delete(self, key: bytes) -> None:
         with self._lock:
@@ -120,6 +110,19 @@ class HostBackend:
             held = sum(entry.slot.stride_bytes for entry in self._entries.values())
             if held != self._occupied_bytes or any(entry.removed for entry in self._entries.values()):
                 raise InvariantError(f"host: {self._occupied_bytes} bytes are charged for {held} held")
+
+    def _keep(self, key: bytes, header: bytes, slot: Slot) -> None:
+        """Make ``slot`` the block of ``key``, replacing what was there; freed if we are closed."""
+        with self._lock:
+            closed = self._closed
+            unused = slot if closed else self._remove(key)
+            if not closed:
+                self._entries[key] = _Entry(header, slot)
+                self._occupied_bytes += slot.stride_bytes
+        if unused:
+            unused.free()
+        if closed:
+            raise BackendError(NAME, "put", "the backend is closed")
 
     def _remove(self, key: bytes) -> Slot | None:
         """Forget ``key``; returns its slot when nobody reads it, to be freed without the lock."""

@@ -32,13 +32,13 @@ class Breaker:
         return self.opened_at_s is not None and now_s - self.opened_at_s < self.cooldown_s
 
     def succeeded(self) -> None:
-        """An attempt went well: close."""
+        """Note an attempt that went well: close."""
         self.num_faults_in_a_row = 0
         self.opened_at_s = None
         self.reason = ""
 
     def failed(self, reason: str, now_s: float) -> bool:
-        """An attempt failed for ``reason``. Returns whether this opened the breaker."""
+        """Note an attempt that failed for ``reason``. Returns whether this opened the breaker."""
         self.reason = reason
         self.num_faults_in_a_row += 1
         if self.num_faults_in_a_row < self.threshold and self.opened_at_s is None:

@@ -18,15 +18,18 @@ from kvstore.ledger import Ledger, Room
 
 @dataclass(slots=True)
 class Record:
-    """One block. ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero
-    no tier evicts the block. ``checksum`` is the xxh3 of its raw bytes, ``None`` until known."""
+    """One block.
+
+    ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero no tier evicts
+    the block. ``checksum`` is the xxh3 of its raw bytes, ``None`` until known.
+    """
 
     key: bytes
     parent: bytes
-    namespace: bytes
-    block_tokens: int
-    raw_bytes: int
-    created_ms: int
+    namespace: bytes = b""
+    block_tokens: int = 0
+    raw_bytes: int = 0
+    created_ms: int = 0
     soft_ms: int = NEVER_MS
     hard_ms: int = NEVER_MS
     checksum: int | None = None
@@ -37,6 +40,20 @@ class Record:
     def expiry(self) -> Expiry:
         """Both limits, as a frame header carries them."""
         return Expiry(self.soft_ms, self.hard_ms)
+
+    def complete_from(self, facts: Record) -> None:
+        """Take over what a tier knows; one that keeps its own books reports key and parent alone."""
+        if self.raw_bytes:
+            self.extend(facts.soft_ms)
+        else:
+            self.namespace, self.block_tokens, self.raw_bytes = (
+                facts.namespace,
+                facts.block_tokens,
+                facts.raw_bytes,
+            )
+            self.created_ms, self.soft_ms, self.hard_ms = facts.created_ms, facts.soft_ms, facts.hard_ms
+        if self.checksum is None:
+            self.checksum = facts.checksum
 
     def is_expired(self, now_ms: int) -> bool:
         """Say whether either limit has passed."""
@@ -119,14 +136,40 @@ class ResidencyIndex:
             record.extend(soft_ms)
             return True
 
-    def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> Room | None:
-        """Set room aside in a tier; its victims are out of the index when this returns."""
+    def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
+        """Set room aside in a tier; returns it with its victims' records, or ``None``.
+
+        The victims are out of the index when this returns; the caller deletes them from the
+        medium before it uses the room.
+        """
         ledger = self._ledger(bit)
         with self._lock:
             room = ledger.reserve(key, footprint_bytes, self._is_held)
-            for victim in room.victims if room else ():
+            if room is None:
+                return None
+            victims = [self._records[victim] for victim in room.victims]
+            for victim in room.victims:
                 self._clear_bit(victim, bit)
-        return room
+        return room, victims
+
+    def evict_next(self, bit: int) -> Record | None:
+        """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            for victim in ledger.policy.victims(self._is_held):
+                record = self._records[victim]
+                break
+            else:
+                return None
+            ledger.begin_removal(victim)
+            self._clear_bit(victim, bit)
+            return record
+
+    def is_moving(self, bit: int, key: bytes) -> bool:
+        """Say whether a block is on its way into or out of a tier."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            return key in ledger.arriving or key in ledger.leaving
 
     def cancel(self, bit: int, room: Room) -> None:
         """Give a reservation back."""
@@ -153,13 +196,13 @@ class ResidencyIndex:
             self._entered(bit, facts)
             return True
 
-    def report(self, bit: int, facts: Record) -> None:
-        """A tier that keeps its own books now holds this block."""
+    def report(self, bit: int, key: bytes, parent: bytes) -> None:
+        """Note that a tier that keeps its own books now holds this block."""
         with self._lock:
-            self._entered(bit, facts)
+            self._entered(bit, Record(key, parent))
 
     def unreport(self, bit: int, key: bytes) -> None:
-        """A tier that keeps its own books no longer holds this block."""
+        """Note that a tier that keeps its own books no longer holds this block."""
         with self._lock:
             self._clear_bit(key, bit)
 
@@ -178,20 +221,26 @@ class ResidencyIndex:
             return True
 
     def confirm_removal(self, bit: int, key: bytes) -> None:
-        """The medium has let go of ``key``."""
+        """Note that the medium has let go of ``key``."""
         with self._lock:
             self._ledger(bit).confirm_removal(key)
 
-    def removal_failed(self, bit: int, key: bytes, footprint_bytes: int) -> None:
-        """The medium still has ``key``; its bytes keep counting."""
+    def removal_failed(self, bit: int, key: bytes) -> None:
+        """Note that the medium still has ``key``; its bytes keep counting."""
         with self._lock:
-            self._ledger(bit).removal_failed(key, footprint_bytes)
+            self._ledger(bit).removal_failed(key)
 
     def is_over_budget(self, bit: int) -> bool:
         """Say whether failed removals have pushed a tier over its budget."""
         ledger = self._ledger(bit)
         with self._lock:
             return ledger.used_bytes > ledger.budget_bytes
+
+    def stuck(self, bit: int) -> list[bytes]:
+        """Return the blocks that a tier's medium did not let go of."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            return list(ledger.stuck)
 
     def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
         """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
@@ -255,9 +304,8 @@ class ResidencyIndex:
     def _entered(self, bit: int, facts: Record) -> Record:
         record = self._records.setdefault(facts.key, facts)
         record.tiers |= 1 << bit
-        if record is not facts:
-            record.extend(facts.soft_ms)
-            record.checksum = facts.checksum if record.checksum is None else record.checksum
+        if record is not facts and facts.raw_bytes:
+            record.complete_from(facts)
         if at_ms := record.expiry.at_ms:
             heappush(self._ends, (at_ms, record.key))
         return record

@@ -23,8 +23,8 @@ class Ledger:
     """Bytes by state; their sum never exceeds ``budget_bytes``. Not thread-safe.
 
     A block is *arriving* while its bytes are written, *held* once it is visible, and *leaving*
-    until its deletion has been confirmed. Victims of a reservation leave with their bytes already
-    counted for the newcomer, because its writer deletes them first.
+    until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer *inherits*
+    the bytes of its victims, because its writer deletes them first: they count only for it.
     """
 
     budget_bytes: int
@@ -32,6 +32,8 @@ class Ledger:
     held: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Room] = field(default_factory=dict)
     leaving: dict[bytes, int] = field(default_factory=dict)
+    inherited: set[bytes] = field(default_factory=set)
+    stuck: set[bytes] = field(default_factory=set)
     held_bytes: int = 0
     arriving_bytes: int = 0
     leaving_bytes: int = 0
@@ -52,8 +54,8 @@ class Ledger:
         if victims is None:
             return None
         for victim in victims:
-            self._take(victim)
-            self.leaving[victim] = 0
+            self.leaving[victim] = self._take(victim)
+            self.inherited.add(victim)
         room = Room(key, footprint_bytes, victims)
         self.arriving[key] = room
         self.arriving_bytes += footprint_bytes
@@ -83,26 +85,39 @@ class Ledger:
         return True
 
     def confirm_removal(self, key: bytes) -> None:
-        """The medium has let go of ``key``."""
-        self.leaving_bytes -= self.leaving.pop(key, 0)
+        """Note that the medium has let go of ``key``."""
+        footprint = self.leaving.pop(key, 0)
+        if key in self.inherited:
+            self.inherited.discard(key)
+        else:
+            self.leaving_bytes -= footprint
+        self.stuck.discard(key)
 
-    def removal_failed(self, key: bytes, footprint_bytes: int) -> None:
-        """The medium still has ``key``: count its bytes until a later attempt is confirmed."""
-        if key in self.leaving and not self.leaving[key]:
-            self.leaving[key] = footprint_bytes
-            self.leaving_bytes += footprint_bytes
+    def removal_failed(self, key: bytes) -> None:
+        """Note that the medium still has ``key``: its bytes count until a later attempt is confirmed."""
+        if key not in self.leaving:
+            return
+        self.stuck.add(key)
+        if key in self.inherited:
+            self.inherited.discard(key)
+            self.leaving_bytes += self.leaving[key]
 
     def check(self) -> None:
         """Raise ``InvariantError`` when the sums are wrong or the policy holds other blocks."""
         arriving = sum(room.footprint_bytes for room in self.arriving.values())
-        counted = (sum(self.held.values()), arriving, sum(self.leaving.values()))
+        leaving = sum(footprint for key, footprint in self.leaving.items() if key not in self.inherited)
+        counted = (sum(self.held.values()), arriving, leaving)
         if counted != (self.held_bytes, self.arriving_bytes, self.leaving_bytes):
             raise InvariantError(f"bytes counted {counted} differ from the sums kept")
         if len(self.policy) != len(self.held) or any(key not in self.policy for key in self.held):
             raise InvariantError("the eviction policy holds other blocks than the tier")
+        if not self.stuck | self.inherited <= self.leaving.keys() or self.stuck & self.inherited:
+            raise InvariantError("a stuck or inherited block is not on its way out")
         self.policy.check()
 
-    def _choose_victims(self, excess_bytes: int, is_in_use: Callable[[bytes], bool]) -> tuple[bytes, ...] | None:
+    def _choose_victims(
+        self, excess_bytes: int, is_in_use: Callable[[bytes], bool]
+    ) -> tuple[bytes, ...] | None:
         if excess_bytes <= 0:
             return ()
         victims: list[bytes] = []

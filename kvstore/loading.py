@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event, Lock
 
+from kvstore.errors import InvariantError
+
 GiveBack = Callable[[], None]
 OnDone = Callable[[], None]
 
@@ -15,7 +17,13 @@ class SharedBytes:
     __slots__ = ("_give_back", "_lock", "_num_readers", "data", "seconds", "tier")
 
     def __init__(
-        self, data: memoryview, give_back: GiveBack, *, tier: str = "", seconds: float = 0.0, num_readers: int = 1
+        self,
+        data: memoryview,
+        give_back: GiveBack,
+        *,
+        tier: str = "",
+        seconds: float = 0.0,
+        num_readers: int = 1,
     ) -> None:
         self.data = data
         self.tier = tier
@@ -78,17 +86,21 @@ class Load:
         self._shared: SharedBytes | None = None
         self._tickets: set[Ticket] = set()
 
-    def join(self, on_done: OnDone | None) -> Ticket | None:
-        """Return a ticket for this load; ``None`` when it has finished already."""
+    def join(self, on_done: OnDone | None, on_abandoned: OnDone | None = None) -> Ticket | None:
+        """Return a ticket for this load; ``None`` when it has finished already.
+
+        ``on_done`` is called when the transfer reports, ``on_abandoned`` when the ticket is given
+        up before that.
+        """
         with self._lock:
             if self._finished.is_set():
                 return None
-            ticket = Ticket(self, on_done)
+            ticket = Ticket(self, on_done, on_abandoned)
             self._tickets.add(ticket)
             return ticket
 
     def finish(self, make_shared: Callable[[int], SharedBytes] | None) -> None:
-        """The transfer has reported: ``make_shared(number of readers)``, or ``None`` for a miss.
+        """Note that the transfer has reported: ``make_shared(number of readers)``; ``None``: a miss.
 
         With no reader left ``make_shared`` is called with 1 and its bytes go back at once.
         """
@@ -105,6 +117,11 @@ class Load:
     def wait(self, timeout_s: float) -> bool:
         """Block until the transfer has reported, at most ``timeout_s``."""
         return self._finished.wait(timeout_s)
+
+    def is_wanted(self) -> bool:
+        """Say whether anybody still waits for this load."""
+        with self._lock:
+            return bool(self._tickets)
 
     def is_finished(self) -> bool:
         """Say whether the transfer has reported."""
@@ -141,11 +158,18 @@ class Ticket:
         self._on_abandoned = on_abandoned
 
     @classmethod
+    def on(cls, load: Load, on_done: OnDone | None, on_abandoned: OnDone | None) -> Ticket:
+        """Return the first ticket of a load that nobody else knows yet."""
+        ticket = load.join(on_done, on_abandoned)
+        if ticket is None:
+            raise InvariantError("a new load has finished already")
+        return ticket
+
+    @classmethod
     def of(cls, shared: SharedBytes | None) -> Ticket:
         """Return a ticket of a load that has finished: with these bytes, or with a miss."""
         load = Load()
-        ticket = load.join(None)
-        assert ticket is not None  # a new load has not finished
+        ticket = cls.on(load, None, None)
         load.finish(None if shared is None else lambda _num_readers: shared)
         return ticket
 

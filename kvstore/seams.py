@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from kvstore.arena import Slot
 from kvstore.frame import Header
 
 
@@ -75,19 +76,6 @@ class Discovering(Protocol):
 
     def discover(self, found: Callable[[Header], None], stop: Callable[[], bool]) -> None:
         """Call ``found`` for each block that ``recover`` did not name; blocks until the scan ends."""
-        ...
-
-
-class Slot(Protocol):
-    """A region of host memory handed out by an arena; whoever holds it frees it once."""
-
-    @property
-    def view(self) -> memoryview:
-        """The region's bytes, writable, aligned to a page; valid until ``free``."""
-        ...
-
-    def free(self) -> None:
-        """Give the region back."""
         ...
 
 

@@ -90,10 +90,10 @@ class TransferPool:
             return True
 
     def _start(self) -> None:
-        for number in range(self._num_readers):
-            self._threads.append(Thread(target=self._serve_reads, name=f"{self._name}-read-{number}", daemon=True))
-        self._threads.append(Thread(target=self._serve_writes, name=f"{self._name}-write", daemon=True))
-        for thread in self._threads:
+        work = [("read", self._serve_reads)] * self._num_readers + [("write", self._serve_writes)]
+        for what, serve in work:
+            thread = Thread(target=serve, name=f"{self._name}-{what}", daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     def _serve_reads(self) -> None:
@@ -121,5 +121,5 @@ class TransferPool:
     def _run(self, job: Job) -> None:
         try:
             job()
-        except Exception:
+        except Exception:  # noqa: BLE001  the thread must outlive any job
             self.num_lost += 1

@@ -1,0 +1,187 @@
+"""Where blocks go: making room, writing behind, demoting, and letting go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import Thread
+
+from kvstore.arena import Slot
+from kvstore.clock import Clock
+from kvstore.frame import Header, checksum
+from kvstore.index import Record, ResidencyIndex
+from kvstore.ledger import Room
+from kvstore.loading import SharedBytes
+from kvstore.namespace import Namespace
+from kvstore.statistics import Count
+from kvstore.tier import MemoryTier, Tier, WriteMode
+
+
+class Placement:
+    """Moves blocks into and out of tiers; bookkeeping is the index's, bytes are the backends'."""
+
+    def __init__(self, tiers: Sequence[Tier], index: ResidencyIndex, clock: Clock) -> None:
+        self._tiers = tuple(tiers)
+        self._index = index
+        self._clock = clock
+        self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
+        self._below_memory = tuple(tier for tier in tiers if tier is not self.memory)
+        self._write_through = self._with_mode(WriteMode.THROUGH)
+        self._write_back = self._with_mode(WriteMode.BACK)
+        self._write_second_use = self._with_mode(WriteMode.SECOND_USE)
+        self.bytes_mask = sum(1 << tier.bit for tier in tiers)
+
+    def readable_mask(self) -> int:
+        """Return the tiers that lookups should count on, as a mask."""
+        return sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
+
+    def tier_at(self, bit: int) -> Tier:
+        """Return the tier with this number in the index."""
+        return self._tiers[bit - 1]
+
+    def make_room(self, tier: Tier, facts: Record) -> Room | None:
+        """Set room aside and see its victims off; blocks on the medium of a tier below memory."""
+        reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(facts.raw_bytes))
+        if reserved is None:
+            return None
+        room, victims = reserved
+        for victim in victims:
+            self._see_off(tier, victim)
+        if not victims:
+            return room
+        tier.counters.add(Count.EVICTIONS, len(victims))
+        if self._index.is_over_budget(tier.bit):
+            self._index.cancel(tier.bit, room)
+            return None
+        return room
+
+    def evict_next(self, tier: Tier) -> bool:
+        """Evict one block for room that the budget promised and memory could not give."""
+        victim = self._index.evict_next(tier.bit)
+        if victim is not None:
+            self._see_off(tier, victim)
+            tier.counters.add(Count.EVICTIONS)
+        return victim is not None
+
+    def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot) -> Record:
+        """Publish a filled slot in the memory tier; returns the block's record, held once."""
+        tier.lending.adopt(facts.key, slot)
+        return self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
+
+    def write_targets(self, num_tokens: int, facts: Record) -> list[Tier]:
+        """Return the lower tiers that want a newly stored block at once."""
+        return [t for t in self._write_through if t.admits(num_tokens, facts.block_tokens, facts.raw_bytes)]
+
+    def write_behind(self, tier: Tier, facts: Record, shared: SharedBytes) -> None:
+        """Queue a write to a lower tier; ``shared`` is released when it is done or dropped. Never blocks."""
+        if not tier.pool.write(lambda: self._write(tier, facts, shared)):
+            tier.counters.add(Count.DROPPED_STORES)
+            shared.release()
+
+    def write_on_second_use(self, records: Sequence[Record]) -> None:
+        """Queue hit blocks of the memory tier for the lower tiers that wait for a second use."""
+        memory = self.memory
+        if memory is None:
+            return
+        for tier in self._write_second_use:
+            for record in records:
+                if not record.tiers >> tier.bit & 1 and record.tiers >> memory.bit & 1:
+                    self._copy_down(memory, tier, record)
+
+    def remove(self, tier: Tier, key: bytes, *, even_if_held: bool = False) -> bool:
+        """Take a block out of one tier: from memory at once, from a medium in the background."""
+        if not self._index.begin_removal(tier.bit, key, even_if_held=even_if_held):
+            return False
+        if tier is self.memory or not tier.pool.delete(lambda: self._delete(tier, key)):
+            self._delete(tier, key)
+        return True
+
+    def remove_everywhere(self, key: bytes) -> bool:
+        """Take a block out of every tier that stores bytes, unless it is in use."""
+        num_tiers = sum(self.remove(tier, key) for tier in self._tiers)
+        return num_tiers > 0
+
+    def remove_due(self, now_ms: int) -> None:
+        """Remove what has expired."""
+        for key, mask in self._index.due(now_ms):
+            for tier in self._tiers:
+                if mask >> tier.bit & 1 and self.remove(tier, key):
+                    tier.counters.add(Count.EXPIRATIONS)
+
+    def put_manifest(self, namespace: Namespace) -> None:
+        """Keep a manifest in every tier; a fault costs the manifest only."""
+        for tier in self._tiers:
+            tier.put_manifest(namespace.digest, namespace.manifest())
+
+    def close_tier(self, tier: Tier, ends_at_s: float) -> None:
+        """Finish a tier's writes and close its backend; returns by ``ends_at_s`` (``time.monotonic``)."""
+        tier.pool.close(max(0.0, (ends_at_s - time.monotonic()) * 0.8))
+        closing = Thread(target=tier.close_backend, name=f"{tier.name}-close", daemon=True)
+        closing.start()
+        closing.join(max(0.0, ends_at_s - time.monotonic()))
+
+    def _write(self, tier: Tier, facts: Record, shared: SharedBytes) -> None:
+        try:
+            if tier.pool.is_closing or not tier.may_write():
+                tier.counters.add(Count.DROPPED_STORES)
+                return
+            self._retry_stuck(tier)
+            room = self.make_room(tier, facts)
+            if room is None:
+                tier.counters.add(Count.DROPPED_STORES)
+                return
+            if tier.write(_header(facts, shared.data), shared.data):
+                self._index.unhold([self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())])
+            else:
+                self._index.cancel(tier.bit, room)
+        finally:
+            shared.release()
+
+    def _copy_down(self, memory: MemoryTier, tier: Tier, record: Record) -> None:
+        held = self._index.hold(record.key, memory.bit)
+        if held is None:
+            return
+        data = memory.lending.lend(record.key)
+        if data is None:
+            self._index.unhold([held])
+        else:
+            self.write_behind(tier, held, SharedBytes(data, lambda: self._index.unhold([held])))
+
+    def _see_off(self, tier: Tier, victim: Record) -> None:
+        """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""
+        if not isinstance(tier, MemoryTier):
+            self._delete(tier, victim.key)
+            return
+        slot = tier.lending.surrender(victim.key)
+        self._index.confirm_removal(tier.bit, victim.key)
+        if slot is None:
+            return
+        wanting = [below for below in self._write_back if not victim.tiers >> below.bit & 1]
+        if not wanting:
+            slot.free()
+            return
+        shared = SharedBytes(slot.view, slot.free, num_readers=len(wanting))
+        for below in wanting:
+            self.write_behind(below, victim, shared)
+
+    def _delete(self, tier: Tier, key: bytes) -> None:
+        if tier.delete(key):
+            self._index.confirm_removal(tier.bit, key)
+        else:
+            self._index.removal_failed(tier.bit, key)
+
+    def _retry_stuck(self, tier: Tier) -> None:
+        for key in self._index.stuck(tier.bit)[:1]:
+            self._delete(tier, key)
+
+    def _with_mode(self, mode: WriteMode) -> tuple[Tier, ...]:
+        return tuple(tier for tier in self._below_memory if tier.config.write_mode is mode)
+
+
+def _header(facts: Record, payload: memoryview) -> Header:
+    if facts.checksum is None:
+        facts.checksum = checksum(payload)
+    return Header(
+        facts.namespace, facts.key, facts.parent, facts.block_tokens, len(payload), facts.raw_bytes,
+        facts.created_ms, facts.expiry, facts.checksum,
+    )  # fmt: skip

@@ -1,0 +1,56 @@
+"""What earlier runs left on the media: entered at start, completed by a scan in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from threading import Event, Thread
+
+from kvstore.clock import Clock
+from kvstore.frame import RAW_CODEC, Header
+from kvstore.index import Record, ResidencyIndex
+from kvstore.placement import Placement
+from kvstore.tier import Tier
+
+
+class Recovery:
+    """Enters blocks that are there already. Nothing is read here: a load verifies what it reads."""
+
+    def __init__(
+        self, tiers: Sequence[Tier], index: ResidencyIndex, placement: Placement, clock: Clock
+    ) -> None:
+        self._tiers = tuple(tiers)
+        self._index = index
+        self._placement = placement
+        self._clock = clock
+        self._stopping = Event()
+
+    def start(self) -> None:
+        """Enter what the backends know, then let them look for more in the background."""
+        for tier in self._tiers:
+            tier.recover(partial(self._enter, tier, True))
+            Thread(target=self._scan, args=(tier,), name=f"{tier.name}-scan", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask the scans to end; does not wait."""
+        self._stopping.set()
+
+    def _scan(self, tier: Tier) -> None:
+        tier.discover(partial(self._enter, tier, False), self._stopping.is_set)
+
+    def _enter(self, tier: Tier, evict: bool, header: Header) -> None:
+        """Enter one block, most recent last: with ``evict`` older ones make way for it."""
+        facts = Record(
+            header.key, header.parent, header.namespace, header.block_tokens, header.raw_bytes,
+            header.created_ms, header.expiry.soft_ms, header.expiry.hard_ms, tiers=0,
+        )  # fmt: skip
+        footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
+        is_usable = header.codec == RAW_CODEC and not facts.is_expired(self._clock.wall_ms())
+        if is_usable and self._index.recovered(tier.bit, facts, footprint, now_s):
+            return
+        if is_usable and evict:
+            room = self._placement.make_room(tier, facts)
+            if room is not None:
+                self._index.unhold([self._index.settle(tier.bit, room, facts, now_s)])
+                return
+        tier.delete(header.key)

@@ -1,0 +1,183 @@
+"""Loading a block from the fastest tier that stores it: at once from memory, by ticket from a medium."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Condition
+
+from kvstore.arena import Arena, Slot
+from kvstore.audit import Audit
+from kvstore.clock import Clock
+from kvstore.frame import checksum
+from kvstore.index import Record, ResidencyIndex
+from kvstore.loading import Load, OnDone, SharedBytes, Ticket
+from kvstore.placement import Placement
+from kvstore.statistics import Count
+from kvstore.tier import MemoryTier, Read, Tier
+
+_STAGING_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """One transfer under way: the block, held, and who waits for it."""
+
+    tier: Tier
+    record: Record
+    load: Load
+    began_s: float
+
+
+class Retrieval:
+    """Turns keys into tickets. One transfer per key at a time, whoever asks. Thread-safe."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        index: ResidencyIndex,
+        placement: Placement,
+        arena: Arena,
+        clock: Clock,
+        audit: Audit,
+    ) -> None:
+        self._tiers = tuple(tiers)
+        self._index = index
+        self._placement = placement
+        self._arena = arena
+        self._clock = clock
+        self._audit = audit
+        self._flights: dict[bytes, _Flight] = {}
+        self._changed = Condition()
+
+    def load(self, key: bytes, deadline_s: float, on_done: OnDone | None) -> Ticket:
+        """Return a ticket for the block of ``key``; a miss when no tier that stores bytes has it.
+
+        A ticket abandoned after ``deadline_s`` (monotonic) counts against its tier.
+        """
+        for tier in self._tiers:
+            record = self._index.hold(key, tier.bit) if tier.is_readable() else None
+            if record is None:
+                continue
+            if not isinstance(tier, MemoryTier):
+                return self._fly(tier, record, deadline_s, on_done)
+            shared = self._lend(tier, record)
+            if shared is not None:
+                return Ticket.of(shared)
+        return Ticket.of(None)
+
+    def get_into(self, key: bytes, out: memoryview, timeout_s: float) -> bool:
+        """Copy the block of ``key`` into ``out``; blocks up to ``timeout_s``. ``False``: a miss."""
+        ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None)
+        if not ticket.wait(timeout_s):
+            ticket.abandon()
+            return False
+        block = ticket.take()
+        if block is None:
+            return False
+        is_same_size = len(block.data) == len(out)
+        if is_same_size:
+            out[:] = block.data
+        block.release()
+        return is_same_size
+
+    def _lend(self, tier: MemoryTier, record: Record) -> SharedBytes | None:
+        """Lend a block of the memory tier, verified if the audit selects it; ``None``: it is gone."""
+        data = tier.lending.lend(record.key)
+        if data is not None and not self._passes_audit(record, data):
+            tier.counters.add(Count.CORRUPT)
+            self._placement.remove(tier, record.key, even_if_held=True)
+            data = None
+        if data is None:
+            self._index.unhold([record])
+            return None
+        tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(data))
+        return SharedBytes(data, lambda: self._index.unhold([record]), tier=tier.name)
+
+    def _passes_audit(self, record: Record, data: memoryview) -> bool:
+        if record.checksum is None or not self._audit.selects(record.key):
+            return True
+        return checksum(data) == record.checksum
+
+    def _fly(self, tier: Tier, record: Record, deadline_s: float, on_done: OnDone | None) -> Ticket:
+        """Join the transfer of this block that is under way, or begin one."""
+
+        def note_if_late() -> None:
+            if self._clock.monotonic_s() >= deadline_s:
+                tier.note_late_load()
+
+        with self._changed:
+            flight = self._flights.get(record.key)
+            ticket = flight.load.join(on_done, note_if_late) if flight else None
+            if ticket is not None:
+                self._index.unhold([record])
+                return ticket
+            load = Load()
+            flight = self._flights[record.key] = _Flight(tier, record, load, self._clock.monotonic_s())
+            ticket = Ticket.on(load, on_done, note_if_late)
+        if not tier.pool.read(partial(self._run, flight)):
+            tier.counters.add(Count.REFUSED_LOADS)
+            self._finish(flight, None)
+        return ticket
+
+    def _run(self, flight: _Flight) -> None:
+        slot = self._staging_slot(flight)
+        if slot is None:
+            flight.tier.counters.add(Count.REFUSED_LOADS)
+            self._finish(flight, None)
+            return
+        outcome = flight.tier.read(flight.record, slot.view)
+        if outcome is Read.DONE:
+            self._finish(flight, slot)
+            return
+        slot.free()
+        if outcome in (Read.MISSING, Read.CORRUPT):
+            self._placement.remove(flight.tier, flight.record.key, even_if_held=True)
+        elif outcome is Read.REFUSED:
+            flight.tier.counters.add(Count.REFUSED_LOADS)
+        self._finish(flight, None)
+
+    def _finish(self, flight: _Flight, slot: Slot | None) -> None:
+        with self._changed:
+            self._flights.pop(flight.record.key, None)
+        if slot is None:
+            flight.load.finish(None)
+            self._index.unhold([flight.record])
+            return
+        seconds = self._clock.monotonic_s() - flight.began_s
+        data, give_back = slot.view, self._keep(flight, slot)
+        flight.load.finish(
+            lambda n: SharedBytes(data, give_back, tier=flight.tier.name, seconds=seconds, num_readers=n)
+        )
+
+    def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
+        """Promote what was loaded if memory has room; returns how its bytes are given back."""
+        record, memory = flight.record, self._placement.memory
+        if memory is None or not memory.admits(record.block_tokens, record.block_tokens, record.raw_bytes):
+            return lambda: self._give_back(record, slot)
+        room = self._placement.make_room(memory, record)
+        if room is None:
+            return lambda: self._give_back(record, slot)
+        memory.counters.add(Count.PROMOTIONS)
+        kept = self._placement.keep(memory, record, room, slot)
+        return lambda: self._index.unhold([record, kept])
+
+    def _give_back(self, record: Record, slot: Slot) -> None:
+        slot.free()
+        self._index.unhold([record])
+        with self._changed:
+            self._changed.notify_all()
+
+    def _staging_slot(self, flight: _Flight) -> Slot | None:
+        """Return memory to land in, waiting while other loads use it all; ``None``: none in time."""
+        ends_at_s = flight.began_s + _STAGING_WAIT_S
+        while not flight.tier.pool.is_closing and flight.load.is_wanted():
+            slot = self._arena.allocate(flight.record.raw_bytes)
+            if slot is not None or self._clock.monotonic_s() >= ends_at_s:
+                return slot
+            memory = self._placement.memory
+            if memory is None or not self._placement.evict_next(memory):
+                with self._changed:
+                    self._changed.wait(0.01)
+        return None

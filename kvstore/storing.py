@@ -1,0 +1,120 @@
+"""Storing a block: reserve memory, let the caller fill it, publish it in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.arena import Arena, Slot
+from kvstore.audit import Audit
+from kvstore.frame import checksum
+from kvstore.index import Record, ResidencyIndex
+from kvstore.ledger import Room
+from kvstore.loading import SharedBytes
+from kvstore.placement import Placement
+from kvstore.statistics import Count
+from kvstore.tier import MemoryTier, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The memory tier in which a new block will stay, and the room set aside for it there."""
+
+    tier: MemoryTier
+    room: Room
+
+
+class Reservation:
+    """Memory for one block, the caller's until ``commit`` or ``abort``; exactly one must follow."""
+
+    __slots__ = ("_facts", "_home", "_lower", "_slot", "_storing", "view")
+
+    def __init__(
+        self, storing: Storing, facts: Record, slot: Slot, home: Home | None, lower: Sequence[Tier]
+    ) -> None:
+        self.view = slot.view
+        """Where the block's bytes go, in their layout at rest; page-aligned."""
+        self._storing = storing
+        self._facts = facts
+        self._slot = slot
+        self._home = home
+        self._lower = lower
+
+    def commit(self) -> None:
+        """Make the block visible, all its bytes being in ``view``; lower tiers follow behind."""
+        self._storing.commit(self._facts, self._slot, self._home, self._lower)
+
+    def abort(self) -> None:
+        """Give the memory back; nothing was stored."""
+        self._storing.abort(self._slot, self._home)
+
+
+class Storing:
+    """Takes new blocks in. A block goes to the memory tier and, behind, to the tiers below it.
+
+    Keys in the audit's sample get their checksum at once, so that loads from our own memory can
+    be verified; the others when they are first written to a lower tier.
+    """
+
+    def __init__(self, placement: Placement, index: ResidencyIndex, arena: Arena, audit: Audit) -> None:
+        self._placement = placement
+        self._index = index
+        self._arena = arena
+        self._audit = audit
+
+    def reserve(self, facts: Record, num_tokens: int) -> Reservation | None:
+        """Return memory for the block, or ``None``; see ``TieredStore.reserve``."""
+        if self._index.contains(facts.key, self._placement.bytes_mask, facts.soft_ms):
+            return None
+        memory = self._placement.memory
+        room = None
+        if memory is not None and memory.admits(num_tokens, facts.block_tokens, facts.raw_bytes):
+            room = self._placement.make_room(memory, facts)
+            if room is None and self._index.is_moving(memory.bit, facts.key):
+                return None
+        lower = self._placement.write_targets(num_tokens, facts)
+        home = Home(memory, room) if memory is not None and room is not None else None
+        slot = self._allocate(facts.raw_bytes, home) if home or lower else None
+        if slot is None:
+            self._drop(home)
+            return None
+        return Reservation(self, facts, slot, home, lower)
+
+    def commit(self, facts: Record, slot: Slot, home: Home | None, lower: Sequence[Tier]) -> None:
+        """Publish a filled slot and queue it for the tiers below."""
+        view = slot.view
+        if self._audit.selects(facts.key):
+            facts.checksum = checksum(view)
+        if home is None:
+            shared = SharedBytes(view, slot.free, num_readers=len(lower))
+        else:
+            facts = record = self._placement.keep(home.tier, facts, home.room, slot)
+            if not lower:
+                self._index.unhold([record])
+                return
+            shared = SharedBytes(view, lambda: self._index.unhold([record]), num_readers=len(lower))
+        for tier in lower:
+            self._placement.write_behind(tier, facts, shared)
+
+    def abort(self, slot: Slot, home: Home | None) -> None:
+        """Give a reservation's memory and room back."""
+        slot.free()
+        if home is not None:
+            self._index.cancel(home.tier.bit, home.room)
+
+    def used_again(self, records: Sequence[Record]) -> None:
+        """Blocks were hit: lower tiers that wait for a second use may take them now."""
+        self._placement.write_on_second_use(records)
+
+    def _allocate(self, nbytes: int, home: Home | None) -> Slot | None:
+        """Return a slot; where the budget has room and memory has not, more blocks make way."""
+        slot = self._arena.allocate(nbytes)
+        while slot is None and home is not None and self._placement.evict_next(home.tier):
+            slot = self._arena.allocate(nbytes)
+        return slot
+
+    def _drop(self, home: Home | None) -> None:
+        if self._placement.memory is not None:
+            self._placement.memory.counters.add(Count.DROPPED_STORES)
+        if home is not None:
+            self._index.cancel(home.tier.bit, home.room)

@@ -1,0 +1,57 @@
+"""How the demonstration is shown."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from api.demo.scenario import TIERS, Row
+
+_COLUMNS = ("prompt", "computed", *TIERS, "TTFT", "clean", "ITL", "equal")
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return the one table: tokens by source, times, and whether the answer is the clean run's."""
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.caption = "tokens; TTFT in s, with the cache and in the clean run; ITL in ms"
+    shown.add_column("")
+    for name in _COLUMNS:
+        shown.add_column(name, justify="right")
+    for row in rows:
+        shown.add_row(row.label, *_cells(row))
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    answer = row.answer
+    sources = [answer.tokens_by_source.get(source, 0) for source in ("computed", *TIERS)]
+    return [
+        str(answer.prompt_tokens),
+        *(str(tokens) if tokens else "·" for tokens in sources),
+        f"{answer.ttft_s:.2f}",
+        f"{row.clean.ttft_s:.2f}",
+        f"{answer.itl_s * 1000:.0f}",
+        "[green]yes[/]" if row.is_equal else "[red]NO[/]",
+    ]
+
+
+def next_commands(model: Path) -> list[str]:
+    """Return the three commands to try next, the user's own model first."""
+    prefixd = _own_command()
+    return [
+        f"{prefixd} serve --model /path/to/your/model",
+        f'{prefixd} generate --model {shlex.quote(str(model))} --chat --prompt "What is a cache?"',
+        f"{prefixd} bench engine --model {shlex.quote(str(model))}",
+    ]
+
+
+def _own_command() -> str:
+    started_as = Path(sys.argv[0])
+    is_typed_in_full = started_as.name == "prefixd" and shutil.which("prefixd") is None
+    return shlex.quote(str(started_as)) if is_typed_in_full else "prefixd"

@@ -31,4 +31,4 @@ class EngineConfig:
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(field.name, "must be above 0")
         if self.max_sequences > self.max_batched_tokens:
-            raise ConfigError("max_sequences", f"must be at most max_batched_tokens ({self.max_batched_tokens})")
+            raise ConfigError("max_sequences", "must be at most max_batched_tokens")

@@ -1,0 +1,237 @@
+"""The engine: takes requests from any thread, and works on them in one of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread, current_thread
+from typing import NewType
+
+from transformers import PreTrainedTokenizerBase
+
+from backends.device import DevicePool
+from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.detokenize import TextStreams
+from engine_adapter.engine.loop import Loop
+from engine_adapter.engine.models import LoadedModel
+from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.reporting import EngineHealth, EngineStatistics
+from engine_adapter.engine.request import Completion, Event, Finished, OnEvent, Request
+from engine_adapter.engine.runner import ModelRunner
+from engine_adapter.engine.scheduler import Scheduler
+from engine_adapter.engine.sequence import Sequence
+from kvstore.clock import Clock
+from kvstore.errors import EngineClosedError, OverloadedError, PromptTooLongError
+from kvstore.seams import ReloadPolicy
+from kvstore.store import TieredStore
+
+Handle = NewType("Handle", int)
+"""Names an open request."""
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continues prompts, sharing prefixes through the pool and the store.
+
+    One thread owns the pool and all sequences; callers talk to it through a queue. An error in a
+    request ends that request alone. An error in the loop itself ends all of them, and ``health``
+    says so. The store stays its maker's to close, after the engine.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        pool: DevicePool,
+        runner: ModelRunner,
+        store: TieredStore,
+        reload_policy: ReloadPolicy,
+        config: EngineConfig | None = None,
+        clock: Clock | None = None,
+        observer: OnEvent | None = None,
+    ) -> None:
+        """``observer`` gets every event of every request, on the engine's thread; it must be quick."""
+        self.config = config or EngineConfig()
+        self._model = model
+        self._pool = pool
+        self._clock = clock or Clock()
+        self._texts = TextStreams(tokenizer)
+        self._prefix = PrefixCache(pool, store, reload_policy, model.namespace, self.config, self._wake)
+        self._scheduler = Scheduler(self._prefix, self.config)
+        self._loop = Loop(model, runner, self._prefix, self._scheduler, self._clock, observer)
+        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._lock = Lock()
+        self._num_submitted = 0
+        self._refusal = ""
+        self._failure = ""
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, on_event: OnEvent) -> Handle:
+        """Queue ``request``; never blocks on its work. Thread-safe.
+
+        ``on_event`` is called on the engine's thread and must be quick: a ``Delta`` for each
+        token, then one ``Finished``, by when all the request held is given back. If it raises, the
+        request ends. Raises ``RequestError``, ``PromptTooLongError``, ``OverloadedError`` or
+        ``EngineClosedError``.
+        """
+        self._require_servable(request)
+        text = self._texts.start(request.sampling.stop)
+        with self._lock:
+            num_open = self._num_submitted - self._loop.tally.num_finished
+            if num_open >= self.config.max_sequences + self.config.max_waiting:
+                raise OverloadedError(self.config.max_waiting)
+            sequence = Sequence(self._num_submitted, request, on_event, text, self._clock.monotonic_s())
+            self._send(partial(self._loop.add, sequence))
+            self._num_submitted += 1
+        return Handle(sequence.number)
+
+    def cancel(self, handle: Handle) -> None:
+        """End a request early, with a ``Finished`` soon; nothing happens when it has ended. Thread-safe."""
+        self._inbox.put(partial(self._loop.cancel, handle))
+
+    def stream(self, request: Request) -> Iterator[Event]:
+        """Submit ``request`` and return its events as they come; closing the iterator cancels it."""
+        events: SimpleQueue[Event] = SimpleQueue()
+        return self._events(self.submit(request, events.put), events)
+
+    def generate(self, request: Request) -> Completion:
+        """Submit ``request`` and block until its answer is whole."""
+        text, token_ids = "", list[int]()
+        for event in self.stream(request):
+            if isinstance(event, Finished):
+                return Completion(text, tuple(token_ids), event.reason, event.usage, event.error)
+            text += event.text
+            token_ids += event.token_ids
+        raise EngineClosedError("it ended in the middle of a request")
+
+    def model_changed(self) -> None:
+        """Take note that the weights in memory were changed: no KV of the old ones is used again.
+
+        Blocks while the weights are read. Requests under way go on without the cache, on what
+        they have; call it before new ones are submitted. Raises ``EngineClosedError``.
+        """
+        self._call(self._loop.change_model)
+
+    def statistics(self) -> EngineStatistics:
+        """Return counts and what there is now; never blocks."""
+        tally = self._loop.tally
+        return EngineStatistics(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            num_steps=tally.num_steps,
+            num_preempted=self._scheduler.num_preempted,
+            num_taken_over=self._prefix.num_taken_over,
+            completion_tokens=tally.completion_tokens,
+            requests=dict(tally.requests),
+            tokens_by_source=dict(tally.tokens_by_source),
+            num_blocks=self._pool.num_blocks,
+            num_available_blocks=self._pool.num_available,
+        )
+
+    def health(self) -> EngineHealth:
+        """Say whether requests are served; never blocks."""
+        reason = self._failure or self._refusal
+        if not reason and not self._thread.is_alive():
+            reason = "the engine's thread has ended"
+        return EngineHealth(not reason, reason)
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` unless sequences and pool add up. Blocks for a step at most."""
+        self._call(self._loop.check)
+
+    def close(self, deadline_s: float = 10.0) -> bool:
+        """Refuse new requests, cancel all others and stop; returns within ``deadline_s``, come what may.
+
+        ``False``: the step under way has not come to its end yet. Idempotent.
+        """
+        with self._lock:
+            self._refusal = self._refusal or "it is closed"
+        self._wake()
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._refusal:
+                has_moved = self._loop.turn()
+                self._handle_messages(wait=not has_moved)
+        except Exception as error:  # noqa: BLE001 - health says it, and every request hears of it
+            _log.exception("the engine's loop broke")
+            self._failure = f"its loop broke: {error}"
+        finally:
+            self._end()
+
+    def _handle_messages(self, *, wait: bool) -> None:
+        """Do what callers ask; ``wait`` for a message, or the next deadline, if there is none."""
+        try:
+            if wait:
+                self._inbox.get(timeout=self._loop.idle_s())()
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            return
+
+    def _end(self) -> None:
+        """Answer everybody who still waits for something."""
+        with self._lock:
+            self._refusal = self._failure or self._refusal
+        self._handle_messages(wait=False)
+        self._loop.end_all("error" if self._failure else "cancelled", self._failure or None)
+
+    def _wake(self) -> None:
+        self._inbox.put(_nothing)
+
+    def _send(self, message: Callable[[], object]) -> None:
+        """Give the engine's thread something to do for sure; the caller holds the lock."""
+        if self._refusal:
+            raise EngineClosedError(self._refusal)
+        self._inbox.put(message)
+
+    def _call(self, action: Callable[[], None]) -> None:
+        """Run ``action`` on the engine's thread and block until it is done."""
+        done: Future[None] = Future()
+        message = partial(_run_into, done, action)
+        if current_thread() is self._thread:
+            message()
+        else:
+            with self._lock:
+                self._send(message)
+        done.result()
+
+    def _require_servable(self, request: Request) -> None:
+        request.require_vocabulary(self._model.vocab_size)
+        num_tokens = len(request.prompt_ids)
+        longest = self._model.context_tokens - 1
+        if num_tokens > longest:
+            raise PromptTooLongError(num_tokens, longest, "model's context beside an answer")
+        pool_tokens = self._pool.num_blocks * self._pool.shape.block_tokens
+        if num_tokens > pool_tokens:
+            raise PromptTooLongError(num_tokens, pool_tokens, "device pool")
+
+    def _events(self, handle: Handle, events: SimpleQueue[Event]) -> Iterator[Event]:
+        try:
+            while True:
+                event = events.get()
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self.cancel(handle)
+
+
+def _run_into(done: Future[None], action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - it is raised where the action was asked for
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
+
+def _nothing() -> None:
+    """Wake the engine's thread."""

@@ -1,0 +1,256 @@
+"""What a sequence shares with others: blocks of the pool, and through the store all other tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from backends.device import DevicePool
+from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.ownership import Loads, Owner, Ownership
+from engine_adapter.engine.request import CacheUse
+from engine_adapter.engine.sequence import Sequence
+from kvstore.keys import chain_keys
+from kvstore.leases import Hit
+from kvstore.namespace import Namespace
+from kvstore.seams import Choice, PlanRequest, ReloadPolicy
+from kvstore.store import TieredStore
+from kvstore.tier import DEVICE
+
+
+class PrefixCache:
+    """Gives sequences their blocks, fills them from the cache, and publishes what they compute.
+
+    The block that holds the last token of a prefill is always private: that token is computed for
+    its logits, and a published block is never written again. Used by the engine's thread alone.
+    """
+
+    def __init__(
+        self,
+        pool: DevicePool,
+        store: TieredStore,
+        policy: ReloadPolicy,
+        namespace: Namespace,
+        config: EngineConfig,
+        on_loaded: Callable[[], None],
+    ) -> None:
+        """``on_loaded`` is called on another thread whenever a load has reported."""
+        self.pool = pool
+        self.num_taken_over = 0
+        self._namespace = namespace
+        self._store = store
+        self._policy = policy
+        self._lease_s = config.lease_s
+        self._loads = Loads(store, config.max_loads, config.load_deadline_s, on_loaded)
+        self._step = pool.shape.block_tokens
+        store.register_namespace(namespace)
+
+    def change_namespace(self, namespace: Namespace) -> None:
+        """Use ``namespace`` from now on; what was published before is let go."""
+        self.pool.clear()
+        self._namespace = namespace
+        self._store.register_namespace(namespace)
+
+    def attach(self, sequence: Sequence, num_spare: int) -> bool:
+        """Give ``sequence`` the blocks of its prefill, sharing published ones.
+
+        ``False``, with nothing changed, when that would leave fewer than ``num_spare`` available.
+        """
+        keys = self._prefill_keys(sequence)
+        num_shareable = (len(sequence.tokens) - 1) // self._step
+        shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [])
+        num_missing = self.blocks_for(len(sequence.tokens)) - len(shared)
+        missing = None
+        if self.pool.num_available - num_missing >= num_spare:
+            missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
+        if missing is None:
+            self.pool.release(shared.values())
+            return False
+        fresh = iter(missing)
+        sequence.restart()
+        sequence.keys = keys
+        sequence.blocks = [
+            shared[index] if index in shared else next(fresh) for index in range(len(shared) + len(missing))
+        ]
+        sequence.ownership = Ownership(len(keys))
+        for index in shared:
+            sequence.ownership.make_ready(index, DEVICE)
+        return True
+
+    def detach(self, sequence: Sequence) -> None:
+        """Take back all that ``sequence`` holds: loads, lease and blocks."""
+        sequence.ownership.close()
+        sequence.load_s += sequence.ownership.load_s
+        self.num_taken_over += sequence.ownership.num_taken_over
+        sequence.ownership = Ownership()
+        self.pool.release(reversed(sequence.blocks))
+        sequence.blocks = []
+
+    def plan(self, sequence: Sequence, num_waiting: int, num_running: int) -> None:
+        """Look up what the pool does not have, and let the policy decide what to load."""
+        if not sequence.cache.reads or not sequence.keys:
+            return
+        hit = self._store.lookup(sequence.keys, self._lease_s, sequence.request.ttl_s)
+        try:
+            choices = self._choose(sequence, hit, num_waiting, num_running)
+        except BaseException:
+            hit.release()
+            raise
+        wanted = (
+            index
+            for index, (choice, tier) in enumerate(zip(choices, hit.tiers, strict=True))
+            if choice is Choice.LOAD and tier not in {None, DEVICE}
+        )
+        sequence.ownership.load(wanted, hit, self._loads)
+
+    def collect(self, sequence: Sequence, now_s: float) -> bool:
+        """Take over the loads that have arrived; says whether any load has reported."""
+        num_loading = sequence.ownership.num_loading
+        for index, loaded in sequence.ownership.arrivals(now_s):
+            try:
+                if not self._share(sequence, index):
+                    self.pool.write_block(sequence.blocks[index], loaded.data)
+                    sequence.ownership.make_ready(index, loaded.tier)
+                    if sequence.cache.writes and not self._holds_last_token(sequence, index):
+                        self._publish(sequence, index)
+            finally:
+                loaded.release()
+        return sequence.ownership.num_loading != num_loading
+
+    def advance(self, sequence: Sequence) -> None:
+        """Move the computing position over blocks that are ready, or were published meanwhile."""
+        last = sequence.num_prefill - 1
+        while sequence.num_computed % self._step == 0 and sequence.num_computed < last:
+            index = sequence.num_computed // self._step
+            if sequence.ownership.owner(index) is not Owner.READY and not self._share(sequence, index):
+                return
+            position = min(sequence.num_computed + self._step, last)
+            sequence.move_to(position, sequence.ownership.tier(index))
+
+    def computable_end(self, sequence: Sequence, limit: int, elsewhere: Container[bytes]) -> int:
+        """Return how far computing may go from its position, at most to ``limit``.
+
+        It stops before blocks that are ready or loading, and before those of which another
+        sequence computes the keys (``elsewhere``) in this step.
+        """
+        end = sequence.num_computed
+        while end < limit:
+            index, offset = divmod(end, self._step)
+            if not offset and not self._is_to_compute(sequence, index, elsewhere):
+                break
+            end = (index + 1) * self._step
+        return min(end, limit)
+
+    def publish(self, sequence: Sequence, start: int) -> None:
+        """Publish and store the blocks that computing from ``start`` to its position has filled."""
+        if not sequence.cache.writes:
+            return
+        num_full = sequence.num_computed // self._step
+        self._extend_keys(sequence, num_full)
+        for index in range(start // self._step, num_full):
+            self._publish(sequence, index)
+            self._offer(sequence, index)
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Make sure that the next token has a block; ``False`` when none is available."""
+        if sequence.num_computed < len(sequence.blocks) * self._step:
+            return True
+        blocks = self.pool.allocate(1, after=sequence.blocks[-1])
+        sequence.blocks += blocks or []
+        return blocks is not None
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the number of blocks that ``num_tokens`` take."""
+        return -(-num_tokens // self._step)
+
+    def keys_between(self, sequence: Sequence, start: int, end: int) -> list[bytes]:
+        """Return the keys of the whole blocks that positions ``start`` to ``end`` touch."""
+        return sequence.keys[start // self._step : self.blocks_for(end)]
+
+    def _choose(self, sequence: Sequence, hit: Hit, num_waiting: int, num_running: int) -> tuple[Choice, ...]:
+        request = PlanRequest(
+            tiers=hit.tiers,
+            prompt_tokens=len(sequence.tokens),
+            block_tokens=self._step,
+            block_bytes=self.pool.shape.block_bytes,
+            num_waiting=num_waiting,
+            num_running=num_running,
+        )
+        return self._policy.plan(request).choices
+
+    def _prefill_keys(self, sequence: Sequence) -> list[bytes]:
+        if sequence.cache is CacheUse.OFF:
+            return []
+        sequence.namespace = self._namespace.with_salt(sequence.request.salt)
+        return chain_keys(sequence.namespace.digest, sequence.tokens, self._step)
+
+    def _extend_keys(self, sequence: Sequence, num_full: int) -> None:
+        num_known = len(sequence.keys)
+        tokens = sequence.tokens[num_known * self._step : num_full * self._step]
+        parent = sequence.keys[-1] if num_known else b""
+        sequence.keys += chain_keys(sequence.namespace.digest, tokens, self._step, parent)
+
+    def _acquire(self, keys: list[bytes]) -> dict[int, int]:
+        found = ((index, self.pool.acquire(key)) for index, key in enumerate(keys))
+        return {index: block for index, block in found if block is not None}
+
+    def _share(self, sequence: Sequence, index: int) -> bool:
+        """Put the published block with this key, if there is one, in place of the sequence's own."""
+        if not sequence.cache.reads or index >= len(sequence.keys):
+            return False
+        published = self.pool.acquire(sequence.keys[index])
+        if published is None:
+            return False
+        own = sequence.blocks[index]
+        if self._holds_last_token(sequence, index):
+            self.pool.copy_block(published, own)
+            self.pool.release([published])
+        else:
+            sequence.blocks[index] = published
+            self.pool.release([own])
+        sequence.ownership.make_ready(index, DEVICE)
+        return True
+
+    def _publish(self, sequence: Sequence, index: int) -> None:
+        """Publish a full block; when another one has its key already, use that one."""
+        key, own = sequence.keys[index], sequence.blocks[index]
+        if self.pool.publish(own, key, _parent(sequence, index)) or not sequence.cache.reads:
+            return
+        if (published := self.pool.acquire(key)) is not None:
+            sequence.blocks[index] = published
+            self.pool.release([own])
+
+    def _offer(self, sequence: Sequence, index: int) -> None:
+        reservation = self._store.reserve(
+            sequence.namespace,
+            sequence.keys[index],
+            _parent(sequence, index),
+            self.pool.shape.block_bytes,
+            ttl_s=sequence.request.ttl_s,
+        )
+        if reservation is None:
+            return
+        try:
+            self.pool.read_block(sequence.blocks[index], reservation.view)
+        except BaseException:
+            reservation.abort()
+            raise
+        reservation.commit()
+
+    def _is_to_compute(self, sequence: Sequence, index: int, elsewhere: Container[bytes]) -> bool:
+        if sequence.ownership.owner(index) is not Owner.COMPUTE:
+            return False
+        is_whole = index < len(sequence.keys)
+        return not (is_whole and sequence.cache.reads and sequence.keys[index] in elsewhere)
+
+    def _holds_last_token(self, sequence: Sequence, index: int) -> bool:
+        return index == (sequence.num_prefill - 1) // self._step
+
+
+def _parent(sequence: Sequence, index: int) -> bytes:
+    return sequence.keys[index - 1] if index else b""
+
+
+def _last_of_head(shared: dict[int, int]) -> int | None:
+    """Return the last block of the unbroken head, behind which the missing ones should lie."""
+    index = next((index for index in range(len(shared)) if index not in shared), len(shared))
+    return shared[index - 1] if index else None

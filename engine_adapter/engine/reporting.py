@@ -1,0 +1,57 @@
+"""What the engine says of itself: health, and counts since its start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine_adapter.engine.request import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Whether the engine serves; ``reason`` says why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counts since the start, and what there is now.
+
+    ``requests`` counts finished requests by reason, ``tokens_by_source`` their prompt tokens.
+    ``num_preempted`` counts sequences sent back for want of blocks, ``num_taken_over`` blocks
+    computed because their load missed or was late. Samples of TTFT, ITL and queue time reach the
+    engine's observer with each event.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_steps: int
+    num_preempted: int
+    num_taken_over: int
+    completion_tokens: int
+    requests: Mapping[str, int]
+    tokens_by_source: Mapping[str, int]
+    num_blocks: int
+    num_available_blocks: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """What finished requests add up to. Written by the engine's thread alone."""
+
+    num_steps: int = 0
+    num_finished: int = 0
+    completion_tokens: int = 0
+    requests: Counter[str] = field(default_factory=Counter)
+    tokens_by_source: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reason: str, usage: Usage) -> None:
+        """Count one finished request."""
+        self.num_finished += 1
+        self.requests[reason] += 1
+        self.completion_tokens += usage.completion_tokens
+        self.tokens_by_source.update(usage.tokens_by_source)

@@ -1,0 +1,141 @@
+"""Who computes what in the next step, and who waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.sequence import Sequence
+from kvstore.errors import InvariantError
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Positions ``start`` to ``end`` of one sequence, to be computed in one step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the next token is chosen after it."""
+        return self.end == len(self.sequence.tokens)
+
+
+class Scheduler:
+    """First come, first served; running sequences decode first, the rest of a step is prefill.
+
+    ::
+
+        add ──> waiting ──admit──> running ──remove──>
+                   ^                  │
+                   └────preempted─────┘   (the youngest, when no block is left for an older one)
+
+    ``running`` is in order of admission. Used by the engine's thread alone.
+    """
+
+    def __init__(self, prefix: PrefixCache, config: EngineConfig) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preempted = 0
+        self._prefix = prefix
+        self._config = config
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue ``sequence`` behind all others."""
+        self.waiting.append(sequence)
+
+    def admit(self) -> Sequence | None:
+        """Admit the first in the queue, with the blocks of its prefill; ``None``: not now."""
+        if not self.waiting or len(self.running) >= self._config.max_sequences:
+            return None
+        # One block for each running sequence, lest the newcomer be preempted at once.
+        if not self._prefix.attach(self.waiting[0], num_spare=len(self.running)):
+            return None
+        sequence = self.waiting.popleft()
+        self.running.append(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take ``sequence`` out, wherever it is, and give back all it holds."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._prefix.detach(sequence)
+
+    def make_room(self) -> list[Sequence]:
+        """Give each decoding sequence a block for its next token, preempting the youngest if need be.
+
+        Returns the sequences that cannot go on: they need more blocks than there are.
+        """
+        exhausted = []
+        for sequence in list(self.running):
+            if not sequence.is_decoding:
+                continue
+            if self._prefix.blocks_for(len(sequence.tokens)) > self._prefix.pool.num_blocks:
+                exhausted.append(sequence)
+                continue
+            while sequence in self.running and not self._prefix.grow(sequence):
+                self._preempt(self.running[-1])
+        return exhausted
+
+    def plan(self) -> list[Work]:
+        """Return the work of the next step, at most ``max_batched_tokens`` in all."""
+        works = [
+            Work(sequence, sequence.num_computed, sequence.num_computed + 1)
+            for sequence in self.running
+            if sequence.is_decoding
+        ]
+        budget = self._config.max_batched_tokens - len(works)
+        elsewhere: set[bytes] = set()
+        for sequence in self.running:
+            if budget and not sequence.is_decoding and (work := self._chunk(sequence, budget, elsewhere)):
+                works.append(work)
+                budget -= work.end - work.start
+        return works
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` unless blocks and positions of all sequences add up."""
+        pool, step = self._prefix.pool, self._prefix.pool.shape.block_tokens
+        held = {block for sequence in self.running for block in sequence.blocks}
+        laws = {
+            "at most max_sequences run": len(self.running) <= self._config.max_sequences,
+            "who waits holds nothing": not any(
+                sequence.blocks or sequence.ownership.num_loading for sequence in self.waiting
+            ),
+            "blocks in use are those of running sequences": len(held)
+            == pool.num_blocks - pool.num_free - pool.num_cached,
+            "no sequence has a block twice": all(
+                len(set(sequence.blocks)) == len(sequence.blocks) for sequence in self.running
+            ),
+            "positions computed have blocks": all(
+                sequence.num_computed <= min(len(sequence.tokens), len(sequence.blocks) * step)
+                for sequence in self.running
+            ),
+        }
+        if broken := [law for law, holds in laws.items() if not holds]:
+            raise InvariantError(f"scheduler: {'; '.join(broken)}")
+
+    def _chunk(self, sequence: Sequence, budget: int, elsewhere: set[bytes]) -> Work | None:
+        """Return the next piece of a prefill, and add the keys it computes to ``elsewhere``."""
+        self._prefix.advance(sequence)
+        start = sequence.num_computed
+        limit = min(sequence.num_prefill, start + budget)
+        end = self._prefix.computable_end(sequence, limit, elsewhere)
+        if end == start:
+            return None
+        if sequence.cache.writes:
+            elsewhere.update(self._prefix.keys_between(sequence, start, end))
+        return Work(sequence, start, end)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send ``sequence`` back to the front of the queue, to compute its tokens again."""
+        self.num_preempted += 1
+        self.running.remove(sequence)
+        self._prefix.detach(sequence)
+        sequence.restart()
+        self.waiting.appendleft(sequence)

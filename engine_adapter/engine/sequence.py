@@ -1,0 +1,107 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from engine_adapter.engine.detokenize import TextStream
+from engine_adapter.engine.ownership import Ownership
+from engine_adapter.engine.request import COMPUTED, OnEvent, Request, Usage
+from engine_adapter.engine.sampling import Sampler
+from kvstore.namespace import Namespace
+
+
+@dataclass(slots=True)
+class Times:
+    """When things happened to a sequence, on the engine's monotonic clock."""
+
+    submitted_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    def note_token(self, now_s: float) -> float | None:
+        """Record a token; return the time since the one before, ``None`` for the first."""
+        previous_s, self.last_token_s = self.last_token_s, now_s
+        if previous_s is None:
+            self.first_token_s = now_s
+            return None
+        return now_s - previous_s
+
+
+class Sequence:
+    """Tokens, the blocks that hold their keys and values, and how far computing has come.
+
+    ::
+
+        tokens    prompt ............ generated ......
+        computed  ─────────> num_computed              (its position in the pool's blocks)
+        prefill   ──────────────────────> num_prefill  (what was there at admission)
+
+    Used by the engine's thread alone once it was submitted.
+    """
+
+    def __init__(
+        self, number: int, request: Request, on_event: OnEvent, text: TextStream, submitted_s: float
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.on_event = on_event
+        self.text = text
+        self.sampler = Sampler(request.sampling)
+        self.times = Times(submitted_s)
+        self.cache = request.cache
+        self.tokens = list(request.prompt_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_prefill = self.num_prompt
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.keys: list[bytes] = []
+        self.namespace: Namespace
+        """Set when the sequence is given its blocks, unless the cache is off."""
+        self.ownership = Ownership()
+        self.load_s = 0.0
+        self.tokens_by_source: Counter[str] = Counter()
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens chosen so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all it had at admission is computed, so that it goes on token by token."""
+        return self.num_computed >= self.num_prefill
+
+    def move_to(self, position: int, source: str) -> None:
+        """Note that keys and values up to ``position`` are there, thanks to ``source``."""
+        if not self.num_generated:
+            self.tokens_by_source[source] += position - self.num_computed
+        self.num_computed = position
+
+    def restart(self) -> None:
+        """Begin again from the first token, with all tokens so far as the prompt to compute."""
+        self.num_computed = 0
+        self.num_prefill = len(self.tokens)
+        if not self.num_generated:
+            self.tokens_by_source.clear()
+
+    def usage(self) -> Usage:
+        """Return what the request has cost so far."""
+        times = self.times
+        gaps = max(0, self.num_generated - 1)
+        decoded_s = (times.last_token_s or 0.0) - (times.first_token_s or 0.0)
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            completion_tokens=self.num_generated,
+            tokens_by_source={COMPUTED: 0, **self.tokens_by_source},
+            queue_s=_since(times.submitted_s, times.admitted_s),
+            ttft_s=_since(times.submitted_s, times.first_token_s),
+            itl_s=decoded_s / gaps if gaps else None,
+            load_s=self.load_s,
+        )
+
+
+def _since(start_s: float, end_s: float | None) -> float | None:
+    return None if end_s is None else end_s - start_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -76,7 +76,7 @@ class Request:
     """
 
     prompt_ids: Sequence[int]
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     cache: CacheUse = CacheUse.ON
     ttl_s: float | None = None
     salt: str = ""

@@ -118,6 +118,13 @@ class Header:
         )  # fmt: skip
 
 
+def frame_version(data: bytes | memoryview) -> int | None:
+    """Return the format version that a packed header claims, ``None`` when it is no header at all."""
+    if len(data) < HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
+        return None
+    return int.from_bytes(data[4:6], "little")
+
+
 def checksum(payload: bytes | memoryview) -> int:
     """Return the xxh3-64 of ``payload``."""
     return xxh3_64_intdigest(payload)

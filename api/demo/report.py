@@ -15,11 +15,17 @@ from api.demo.scenario import TIERS, Row
 
 _COLUMNS = ("prompt", "computed", *TIERS, "TTFT", "clean", "ITL", "equal")
 
+_CAPTION = """\
+Prompt tokens by where their keys and values came from. TTFT in seconds, beside
+that of the clean run, which uses no cache; ITL in milliseconds. Device full: a
+request in between has pushed the text off the device tier."""
+
 
 def table(rows: Sequence[Row]) -> Table:
     """Return the one table: tokens by source, times, and whether the answer is the clean run's."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.caption = "tokens; TTFT in s, with the cache and in the clean run; ITL in ms"
+    shown.caption = _CAPTION
+    shown.caption_justify = "left"
     shown.add_column("")
     for name in _COLUMNS:
         shown.add_column(name, justify="right")

@@ -62,8 +62,8 @@ def play(model: Path, workspace: Path, log: Path, step: Step) -> list[Row]:
     with running_server(flags, log) as url:
         again = _Asker(url, model.name, step)
         return rows + [
-            Row(f"restarted: question {number}", again.ask(number), row.clean)
-            for number, row in enumerate(rows, start=1)
+            Row(f"{label}, restarted", again.ask(number), row.clean)
+            for number, (label, row) in enumerate(zip(("1st", "2nd", "3rd"), rows, strict=True), start=1)
         ]
 
 
@@ -93,7 +93,7 @@ def _first_visit(asker: _Asker) -> list[Row]:
     # That run had the device for itself: the document is found on the host.
     third = asker.ask(3)
     return [
-        Row("question 1, nothing cached", first, first_clean),
-        Row("question 2", second, asker.ask(2, "off")),
-        Row("question 3, device in use", third, asker.ask(3, "off")),
+        Row("1st question", first, first_clean),
+        Row("2nd question", second, asker.ask(2, "off")),
+        Row("3rd, device full", third, asker.ask(3, "off")),
     ]

@@ -1,0 +1,186 @@
+"""A backend that misbehaves on cue, for tests.
+
+A script says which call of which operation goes wrong, and how::
+
+    Faulty(backend, [
+        Fault(Operation.GET, flip_byte(17), nth=3),           # the third read only
+        Fault(Operation.PUT, fail(OSError("unplugged"))),     # every write
+    ])
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
+
+from kvstore.frame import Header
+from kvstore.seams import Backend, BackendStats
+
+
+class Operation(Enum):
+    """What a fault strikes."""
+
+    GET = "get"
+    PUT = "put"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call that a fault replaces. A delete has empty buffers; only a get's answer counts."""
+
+    backend: Backend
+    operation: Operation
+    key: bytes
+    header: memoryview
+    payload: memoryview
+
+    def proceed(self) -> bool:
+        """Do what was asked for."""
+        if self.operation is Operation.GET:
+            return self.backend.get_into(self.key, self.header, self.payload)
+        if self.operation is Operation.PUT:
+            self.backend.put(self.key, self.header, self.payload)
+        else:
+            self.backend.delete(self.key)
+        return True
+
+
+Action = Callable[[Call], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``action`` replaces the ``nth`` call of ``operation`` (from 1), or every one."""
+
+    operation: Operation
+    action: Action
+    nth: int | None = None
+
+
+def fail(error: Exception) -> Action:
+    """Raise ``error`` and do nothing."""
+
+    def action(_call: Call) -> bool:
+        raise error
+
+    return action
+
+
+def stall(wait: Callable[[], object]) -> Action:
+    """Call ``wait`` first (an event's, a sleep), then do what was asked for."""
+
+    def action(call: Call) -> bool:
+        wait()
+        return call.proceed()
+
+    return action
+
+
+def flip_byte(offset: int) -> Action:
+    """Read, then flip the payload's byte at ``offset``."""
+
+    def action(call: Call) -> bool:
+        there = call.proceed()
+        if there:
+            call.payload[offset] ^= 0xFF
+        return there
+
+    return action
+
+
+def cut_short(keep_bytes: int) -> Action:
+    """Read only the payload's first ``keep_bytes`` and claim to have read all of it."""
+
+    def action(call: Call) -> bool:
+        there = call.proceed()
+        if there:
+            call.payload[keep_bytes:] = bytes(len(call.payload) - keep_bytes)
+        return there
+
+    return action
+
+
+def swap_with(other_key: bytes) -> Action:
+    """Read the frame of ``other_key`` instead."""
+
+    def action(call: Call) -> bool:
+        return call.backend.get_into(other_key, call.header, call.payload)
+
+    return action
+
+
+def miss(_call: Call) -> bool:
+    """Say that the key is not there."""
+    return False
+
+
+def half_put(error: Exception) -> Action:
+    """Store the first half of the payload under a whole one's header, then raise ``error``."""
+
+    def action(call: Call) -> bool:
+        call.backend.put(call.key, call.header, call.payload[: len(call.payload) // 2])
+        raise error
+
+    return action
+
+
+def damaged_put(offset: int) -> Action:
+    """Store the frame with the payload's byte at ``offset`` flipped, and report success."""
+
+    def action(call: Call) -> bool:
+        damaged = bytearray(call.payload)
+        damaged[offset] ^= 0xFF
+        call.backend.put(call.key, call.header, memoryview(damaged))
+        return True
+
+    return action
+
+
+class Faulty:
+    """``backend``, except where ``script`` has a fault; the first that matches a call is played.
+
+    ``num_calls`` tells how often each operation was called.
+    """
+
+    def __init__(self, backend: Backend, script: Sequence[Fault] = ()) -> None:
+        self._backend = backend
+        self._script = tuple(script)
+        self._lock = Lock()
+        self.num_calls: Counter[Operation] = Counter()
+
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        return self._play(Call(self._backend, Operation.GET, key, header, payload))
+
+    def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
+        self._play(Call(self._backend, Operation.PUT, key, header, payload))
+
+    def delete(self, key: bytes) -> None:
+        self._play(Call(self._backend, Operation.DELETE, key, memoryview(b""), memoryview(b"")))
+
+    def footprint(self, payload_bytes: int) -> int:
+        return self._backend.footprint(payload_bytes)
+
+    def recover(self) -> Iterable[Header]:
+        return self._backend.recover()
+
+    def put_manifest(self, namespace: bytes, manifest: str) -> None:
+        self._backend.put_manifest(namespace, manifest)
+
+    def stats(self) -> BackendStats:
+        return self._backend.stats()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _play(self, call: Call) -> bool:
+        with self._lock:
+            self.num_calls[call.operation] += 1
+            number = self.num_calls[call.operation]
+        for fault in self._script:
+            if fault.operation is call.operation and fault.nth in (None, number):
+                return fault.action(call)
+        return call.proceed()

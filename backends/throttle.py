@@ -1,0 +1,91 @@
+"""A backend made slower: a line with a rate and a latency, for tests and what-if."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from threading import Lock
+
+from kvstore.clock import Clock
+from kvstore.errors import ConfigError
+from kvstore.frame import HEADER_BYTES, Header
+from kvstore.seams import Backend, BackendStats
+
+
+class Throttled:
+    """``backend`` behind one line of ``bytes_per_s`` that all frames share, in and out.
+
+    ::
+
+        frame A   |-- bytes / rate --|~ latency ~|
+        frame B   (asked for meanwhile) |-- bytes / rate --|~ latency ~|
+
+    Frames take the line in turn; latencies overlap. What the backend itself takes is not added but
+    part of that time. ``sleep`` gets seconds. A miss costs the latency alone.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        bytes_per_s: float,
+        latency_s: float = 0.0,
+        clock: Clock | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if bytes_per_s <= 0 or latency_s < 0:
+            raise ConfigError("throttle", f"{bytes_per_s} bytes/s with {latency_s} s is no line")
+        self._backend = backend
+        self._bytes_per_s = bytes_per_s
+        self._latency_s = latency_s
+        self._now_s = (clock or Clock()).monotonic_s
+        self._sleep = sleep
+        self._free_at_s = 0.0
+        self._lock = Lock()
+
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        asked_s = self._now_s()
+        if self._backend.get_into(key, header, payload):
+            self._wait_until(self._transferred_s(asked_s, len(payload)))
+            return True
+        self._wait_until(asked_s + self._latency_s)
+        return False
+
+    def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
+        self._wait_until(self._transferred_s(self._now_s(), len(payload)))
+        self._backend.put(key, header, payload)
+
+    def delete(self, key: bytes) -> None:
+        self._backend.delete(key)
+
+    def footprint(self, payload_bytes: int) -> int:
+        return self._backend.footprint(payload_bytes)
+
+    def recover(self) -> Iterable[Header]:
+        return self._backend.recover()
+
+    def put_manifest(self, namespace: bytes, manifest: str) -> None:
+        self._backend.put_manifest(namespace, manifest)
+
+    def stats(self) -> BackendStats:
+        inner = self._backend.stats()
+        line = {
+            "throttle_bytes_per_s": f"{self._bytes_per_s:.0f}",
+            "throttle_latency_s": f"{self._latency_s}",
+        }
+        return BackendStats(inner.occupied_bytes, inner.facts | line)
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _transferred_s(self, asked_s: float, payload_bytes: int) -> float:
+        """Take the line for one frame and return when its last byte arrives."""
+        with self._lock:
+            self._free_at_s = (
+                max(self._free_at_s, asked_s) + (HEADER_BYTES + payload_bytes) / self._bytes_per_s
+            )
+            return self._free_at_s + self._latency_s
+
+    def _wait_until(self, when_s: float) -> None:
+        remaining_s = when_s - self._now_s()
+        if remaining_s > 0:
+            self._sleep(remaining_s)

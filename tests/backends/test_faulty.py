@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.faulty import (
+    Fault,
+    Faulty,
+    Operation,
+    cut_short,
+    damaged_put,
+    fail,
+    flip_byte,
+    half_put,
+    miss,
+    stall,
+    swap_with,
+)
+from backends.host import HostBackend
+from kvstore.arena import Arena
+from kvstore.conformance.backend import BackendConformance, get, make_key, make_payload, put
+from kvstore.errors import BackendError
+from kvstore.frame import HEADER_BYTES
+
+NBYTES = 100
+
+
+class TestFaultyWithoutFaults(BackendConformance):
+    def make_backend(self, tmp_path: Path) -> Faulty:  # noqa: ARG002
+        return Faulty(HostBackend(Arena(64 << 20)))
+
+
+def faulty(*script: Fault) -> Faulty:
+    backend = Faulty(HostBackend(Arena(1 << 20)), script)
+    for name in "ab":
+        put(backend, make_key(name), make_payload(name, NBYTES))
+    return backend
+
+
+def read(backend: Faulty, name: str) -> bytes | None:
+    payload = bytearray(NBYTES)
+    there = backend.get_into(make_key(name), memoryview(bytearray(HEADER_BYTES)), memoryview(payload))
+    return bytes(payload) if there else None
+
+
+def test_only_the_nth_call_fails() -> None:
+    backend = faulty(Fault(Operation.GET, fail(BackendError("host", "get", "unplugged")), nth=2))
+    assert read(backend, "a") == make_payload("a", NBYTES)
+    with pytest.raises(BackendError, match="unplugged"):
+        read(backend, "a")
+    assert read(backend, "a") == make_payload("a", NBYTES)
+    assert backend.num_calls == {Operation.PUT: 2, Operation.GET: 3}
+
+
+def test_without_a_number_every_call_fails() -> None:
+    backend = faulty(Fault(Operation.DELETE, fail(OSError("stuck"))))
+    for _ in range(2):
+        with pytest.raises(OSError, match="stuck"):
+            backend.delete(make_key("a"))
+    assert read(backend, "a") == make_payload("a", NBYTES)
+
+
+def test_a_byte_is_flipped_on_its_way_out_only() -> None:
+    backend = faulty(Fault(Operation.GET, flip_byte(7), nth=1))
+    good = make_payload("a", NBYTES)
+    assert read(backend, "a") == good[:7] + bytes([good[7] ^ 0xFF]) + good[8:]
+    assert read(backend, "a") == good
+
+
+def test_a_payload_is_cut_short() -> None:
+    backend = faulty(Fault(Operation.GET, cut_short(30)))
+    assert read(backend, "a") == make_payload("a", NBYTES)[:30] + bytes(70)
+
+
+def test_values_are_swapped() -> None:
+    backend = faulty(Fault(Operation.GET, swap_with(make_key("b")), nth=1))
+    assert read(backend, "a") == make_payload("b", NBYTES)
+
+
+def test_a_promised_block_is_refused() -> None:
+    assert read(faulty(Fault(Operation.GET, miss)), "a") is None
+
+
+def test_a_call_stalls_before_it_goes_on() -> None:
+    waited = []
+    backend = faulty(Fault(Operation.GET, stall(lambda: waited.append("a while"))))
+    assert read(backend, "a") == make_payload("a", NBYTES)
+    assert waited == ["a while"]
+
+
+def test_half_a_put_is_left_behind_by_an_error() -> None:
+    backend = faulty(Fault(Operation.PUT, half_put(BackendError("host", "put", "unplugged")), nth=3))
+    with pytest.raises(BackendError, match="unplugged"):
+        put(backend, make_key("c"), make_payload("c", NBYTES))
+    assert read(backend, "c") is None
+    half = memoryview(bytearray(NBYTES // 2))
+    assert backend.get_into(make_key("c"), memoryview(bytearray(HEADER_BYTES)), half)
+    assert half == make_payload("c", NBYTES)[:50]
+
+
+def test_a_damaged_put_reports_success() -> None:
+    backend = faulty(Fault(Operation.PUT, damaged_put(3), nth=3))
+    put(backend, make_key("c"), make_payload("c", NBYTES))
+    with pytest.raises(AssertionError, match="do not belong together"):
+        get(backend, make_key("c"), NBYTES)

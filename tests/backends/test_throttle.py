@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.host import HostBackend
+from backends.throttle import Throttled
+from kvstore.arena import Arena
+from kvstore.clock import Clock
+from kvstore.conformance.backend import BackendConformance, get, make_key, make_payload, put
+from kvstore.errors import ConfigError
+from kvstore.frame import HEADER_BYTES
+
+BLOCK_BYTES = 1000 - HEADER_BYTES
+
+
+class Timeline:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept_s: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(round(seconds, 6))
+        self.now_s += seconds
+
+    def clock(self) -> Clock:
+        return Clock(monotonic_s=lambda: self.now_s)
+
+
+def throttled(timeline: Timeline, latency_s: float = 0.0) -> tuple[Throttled, HostBackend]:
+    host = HostBackend(Arena(1 << 20))
+    return Throttled(host, 10_000, latency_s, timeline.clock(), timeline.sleep), host
+
+
+class TestThrottled(BackendConformance):
+    def make_backend(self, tmp_path: Path) -> Throttled:  # noqa: ARG002
+        return Throttled(HostBackend(Arena(64 << 20)), bytes_per_s=50e9)
+
+
+def test_a_transfer_takes_its_bytes_over_the_rate_plus_the_latency() -> None:
+    timeline = Timeline()
+    backend, _ = throttled(timeline, latency_s=0.02)
+    put(backend, make_key("a"), make_payload("a", BLOCK_BYTES))
+    get(backend, make_key("a"), BLOCK_BYTES)
+    assert timeline.slept_s == [0.12, 0.12]
+
+
+def test_transfers_asked_for_together_share_the_line() -> None:
+    timeline = Timeline()
+    backend, host = throttled(timeline, latency_s=0.02)
+    put(host, make_key("a"), make_payload("a", BLOCK_BYTES))
+    frozen = timeline.now_s
+    for _ in range(3):
+        timeline.now_s = frozen
+        get(backend, make_key("a"), BLOCK_BYTES)
+    assert timeline.slept_s == [0.12, 0.22, 0.32]
+
+
+def test_an_idle_line_saves_nothing_up() -> None:
+    timeline = Timeline()
+    backend, host = throttled(timeline)
+    put(host, make_key("a"), make_payload("a", BLOCK_BYTES))
+    for _ in range(2):
+        timeline.now_s += 50
+        get(backend, make_key("a"), BLOCK_BYTES)
+    assert timeline.slept_s == [0.1, 0.1]
+
+
+def test_a_miss_costs_the_latency_alone() -> None:
+    timeline = Timeline()
+    backend, _ = throttled(timeline, latency_s=0.02)
+    assert get(backend, make_key("absent"), BLOCK_BYTES) is None
+    assert timeline.slept_s == [0.02]
+
+
+@pytest.mark.parametrize(("bytes_per_s", "latency_s"), [(0, 0), (-1, 0), (1, -1)])
+def test_a_line_that_cannot_be_is_refused(bytes_per_s: float, latency_s: float) -> None:
+    with pytest.raises(ConfigError):
+        Throttled(HostBackend(Arena(0)), bytes_per_s, latency_s)

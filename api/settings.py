@@ -128,7 +128,7 @@ class Settings(BaseModel):
     device_bytes: AutoBytes = _field(
         "Device tier",
         None,
-        "Memory for blocks where the model computes; auto is 1 GiB on a CPU, and on a GPU nine tenths of "
+        "Memory for blocks where the model computes; auto is 1 GiB on a CPU, and on a GPU 0.85 of "
         "what the model leaves free.",
         shown="auto",
     )

@@ -1,0 +1,26 @@
+"""What the routes share, made once when the service is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from api.metrics import Metrics
+from api.prompts import PromptEncoder
+from engine_adapter.assemble import Serving
+from kvstore.clock import Clock
+
+
+@dataclass(frozen=True)
+class Context:
+    """The assembled server, the name it goes by, and what counts and encodes for it."""
+
+    serving: Serving
+    model_name: str
+    metrics: Metrics
+    prompts: PromptEncoder
+    clock: Clock
+    started_s: int
+
+    def now_s(self) -> int:
+        """Return the wall clock in whole seconds, as the OpenAI API dates its answers."""
+        return self.clock.wall_ms() // 1000

@@ -1,0 +1,57 @@
+"""The crossing from the engine's thread to the event loop: the only place where the two meet."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Protocol
+
+from engine_adapter.engine.request import Delta, Event, Finished, OnEvent, Request
+
+
+class Submits(Protocol):
+    """What the service asks of an engine."""
+
+    def submit(self, request: Request, on_event: OnEvent) -> Any:
+        """Begin a request; ``on_event`` is called from the engine's thread."""
+        ...
+
+    def cancel(self, handle: Any) -> None:
+        """End a request early; nothing happens when it has ended."""
+        ...
+
+
+class RunningRequest:
+    """One request in the engine, heard from the event loop that began it.
+
+    Construction submits it and raises what the engine raises. Whoever made it calls ``cancel`` in
+    the end, whatever happened; on a finished request that does nothing.
+    """
+
+    def __init__(self, engine: Submits, request: Request, observe: OnEvent) -> None:
+        self._engine = engine
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._handle = engine.submit(request, self._on_event)
+
+    async def next_event(self) -> Event:
+        """Wait for the next event; ``Finished`` is the last there is."""
+        return await self._events.get()
+
+    async def whole(self) -> tuple[str, Finished]:
+        """Wait for the end; return the whole text and the last event."""
+        texts = []
+        while isinstance(event := await self.next_event(), Delta):
+            texts.append(event.text)
+        return "".join(texts), event
+
+    def cancel(self) -> None:
+        """Tell the engine that nobody listens any more."""
+        self._engine.cancel(self._handle)
+
+    def _on_event(self, event: Event) -> None:
+        """Pass an event on; called from the engine's thread, and never waits."""
+        self._observe(event)
+        with suppress(RuntimeError):  # The loop is closed: whoever listened is gone.
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)

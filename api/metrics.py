@@ -1,0 +1,129 @@
+"""What Prometheus reads. Each service has a registry of its own; a scrape reads the live statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine_adapter.assemble import Serving
+from engine_adapter.engine.reporting import EngineStatistics
+from engine_adapter.engine.request import Delta, Event, Usage
+from kvstore.statistics import Count, State, StoreStatistics, TierHealth
+
+_WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
+_TOKEN_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_STATE_LEVELS = {State.OK: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
+
+
+class Metrics:
+    """Keeps the times that requests tell, and reports what the engine and the store count themselves."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._registry = CollectorRegistry()
+        self._ttft_s = self._histogram("ttft", "Time to the first token, from submission.", _WAIT_BUCKETS_S)
+        self._queue_s = self._histogram("queue", "Time from submission to admission.", _WAIT_BUCKETS_S)
+        self._load_s = self._histogram("load", "Time a request's loads took, if it had any.", _WAIT_BUCKETS_S)
+        self._itl_s = self._histogram("itl", "Time between two tokens of a request.", _TOKEN_BUCKETS_S)
+        self._registry.register(_LiveStatistics(serving))
+
+    def observe(self, event: Event) -> None:
+        """Note the times of one event of a request; quick, from any thread."""
+        if not isinstance(event, Delta):
+            self._observe_usage(event.usage)
+        elif event.since_previous_s is not None:
+            self._itl_s.observe(event.since_previous_s)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _observe_usage(self, usage: Usage) -> None:
+        load_s = usage.load_s or None
+        for histogram, value in (
+            (self._ttft_s, usage.ttft_s),
+            (self._queue_s, usage.queue_s),
+            (self._load_s, load_s),
+        ):
+            if value is not None:
+                histogram.observe(value)
+
+    def _histogram(self, name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"prefixd_{name}_seconds", description, buckets=buckets, registry=self._registry)
+
+
+class _LiveStatistics(Collector):
+    """Reads the engine's and the store's statistics whenever somebody scrapes."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _engine_metrics(self._serving.engine.statistics())
+        yield from _store_metrics(self._serving.store.statistics())
+        yield _state_metric(self._serving.store.health().tiers)
+
+
+def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
+    yield _gauge("requests_running", "Requests that compute.", counts.num_running)
+    yield _gauge("requests_waiting", "Requests that wait for their turn.", counts.num_waiting)
+    yield _counters("requests", "Requests that ended.", "reason", counts.requests)
+    yield _counters(
+        "prompt_tokens", "Prompt tokens, by where they came from.", "source", counts.tokens_by_source
+    )
+    yield _counter("completion_tokens", "Tokens that were generated.", counts.completion_tokens)
+    yield _counter("steps", "Steps of the engine.", counts.num_steps)
+    yield _counter("preemptions", "Requests sent back for want of blocks.", counts.num_preempted)
+    yield _counter("taken_over_blocks", "Blocks computed because their load missed.", counts.num_taken_over)
+    yield _gauge(
+        "device_blocks_available",
+        "Blocks of the device that are free or cached.",
+        counts.num_available_blocks,
+    )
+
+
+def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
+    tiers = store.tiers
+    yield _gauges("tier_bytes", "Bytes a tier holds.", {tier.name: tier.used_bytes for tier in tiers})
+    yield _gauges(
+        "tier_budget_bytes", "Bytes a tier may hold.", {tier.name: tier.budget_bytes for tier in tiers}
+    )
+    yield _gauges("tier_blocks", "Blocks a tier holds.", {tier.name: tier.num_blocks for tier in tiers})
+    for count in Count:
+        counted = {tier.name: tier.counts[count] for tier in tiers if count in tier.counts}
+        yield _counters(f"tier_{count}", f"What tiers counted as {count}.", "tier", counted)
+    yield _counter("lookup_blocks", "Blocks that were looked up.", store.num_blocks_wanted)
+    yield _counter("lookup_hit_blocks", "Blocks that were looked up and found.", store.num_blocks_found)
+    yield _gauge("staging_bytes", "Host memory of loads and writes under way.", store.staging_bytes)
+
+
+def _state_metric(tiers: Mapping[str, TierHealth]) -> Metric:
+    levels = {name: _STATE_LEVELS[tier.state] for name, tier in tiers.items()}
+    return _gauges("tier_state", "0: fine, 1: degraded (a breaker is open), 2: unusable.", levels)
+
+
+def _gauge(name: str, description: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"prefixd_{name}", description, value)
+
+
+def _counter(name: str, description: str, value: float) -> Metric:
+    return CounterMetricFamily(f"prefixd_{name}", description, value)
+
+
+def _gauges(name: str, description: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"prefixd_{name}", description, labels=["tier"])
+    for tier, value in values.items():
+        family.add_metric([tier], value)
+    return family
+
+
+def _counters(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"prefixd_{name}", description, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

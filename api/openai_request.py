@@ -1,0 +1,67 @@
+"""From an OpenAI-shaped body to a request of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from api.openai_fields import refuse_unserved, refuse_unserved_in_message
+from api.openai_schema import ChatFields, CompletionFields, GenerationFields
+from engine_adapter.engine.request import CacheUse, Request, Sampling
+from kvstore.errors import RequestError, UnknownModelError
+
+DEFAULT_COMPLETION_TOKENS = 16
+# Where a field of the engine's stands in the body.
+_BODY_FIELDS = {
+    "salt": "cache_salt",
+    "ttl_s": "kv.ttl_s",
+    "session": "kv.session",
+    "expected_pause_s": "kv.expected_pause_s",
+}
+
+
+def check_fields(fields: GenerationFields, served_model: str) -> None:
+    """Refuse another model, and fields that are not served. Raises ``RequestError``."""
+    if fields.model != served_model:
+        raise UnknownModelError(fields.model, served_model)
+    refuse_unserved(fields.model_extra or {})
+    if isinstance(fields, ChatFields):
+        for index, message in enumerate(fields.messages):
+            refuse_unserved_in_message(index, message.model_extra or {})
+
+
+def engine_request(fields: GenerationFields, prompt_ids: Sequence[int]) -> Request:
+    """Return the engine's request. Raises ``RequestError`` naming the body's field."""
+    try:
+        return Request(
+            prompt_ids=prompt_ids,
+            sampling=_sampling(fields),
+            cache=CacheUse(fields.kv.cache),
+            ttl_s=fields.kv.ttl_s,
+            salt=fields.cache_salt or "",
+            session=fields.kv.session,
+            end_session=fields.kv.end_session,
+            expected_pause_s=fields.kv.expected_pause_s,
+        )
+    except RequestError as error:
+        raise RequestError(_BODY_FIELDS.get(error.param, error.param), error.reason) from None
+
+
+def _sampling(fields: GenerationFields) -> Sampling:
+    stop = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    return Sampling(
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        top_k=0 if fields.top_k in {None, -1} else fields.top_k or 0,
+        seed=fields.seed,
+        stop=tuple(stop),
+        max_tokens=_max_tokens(fields),
+        ignore_eos=fields.ignore_eos,
+    )
+
+
+def _max_tokens(fields: GenerationFields) -> int | None:
+    if isinstance(fields, ChatFields) and fields.max_completion_tokens is not None:
+        return fields.max_completion_tokens
+    if isinstance(fields, CompletionFields) and fields.max_tokens is None:
+        return DEFAULT_COMPLETION_TOKENS
+    return fields.max_tokens

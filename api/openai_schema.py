@@ -1,0 +1,102 @@
+"""Requests as the OpenAI API shapes them, with this project's own fields beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _well_formed(text: str) -> str:
+    """Refuse half a surrogate pair, which JSON can spell and nothing can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be well-formed Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_well_formed)]
+_TYPES_ALONE = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class KvFields(BaseModel):
+    """How a request uses the cache."""
+
+    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+
+    cache: Literal["off", "read", "write", "on"] = "on"
+    ttl_s: float | None = None
+    session: Text | None = None
+    end_session: bool = False
+    expected_pause_s: float | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries beside the text."""
+
+    model_config = _TYPES_ALONE
+
+    include_usage: bool = False
+
+
+class GenerationFields(BaseModel):
+    """What both kinds of generation take; ranges are the engine's, other fields ``openai_fields``'s."""
+
+    model_config = ConfigDict(extra="allow", **_TYPES_ALONE)
+
+    model: Text
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: Text | list[Text] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    cache_salt: Text | None = None
+    kv: KvFields = KvFields()
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk of its own for the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionFields(GenerationFields):
+    """The body of ``POST /v1/completions``; a prompt is text or token ids."""
+
+    prompt: Text | list[int]
+
+
+class TextPart(BaseModel):
+    """A piece of a message."""
+
+    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(extra="allow", **_TYPES_ALONE)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    name: Text | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates read it."""
+        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
+        named = {"name": self.name} if self.name is not None else {}
+        return {"role": "system" if self.role == "developer" else self.role, "content": content, **named}
+
+
+class ChatFields(GenerationFields):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None

@@ -1,0 +1,60 @@
+"""The HTTP service, built from an assembled server; async lives in ``api`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from api.context import Context
+from api.gate import Gate
+from api.health import health_answer
+from api.http_errors import install_error_handlers
+from api.metrics import Metrics
+from api.openai_routes import openai_routes
+from api.prompts import PromptEncoder
+from api.settings import Settings
+from engine_adapter.assemble import Serving
+from kvstore.clock import Clock
+
+
+def create_app(serving: Serving, settings: Settings, clock: Clock | None = None) -> FastAPI:
+    """Return the service over ``serving``, which stays its maker's to close."""
+    clock = clock or Clock()
+    context = Context(
+        serving=serving,
+        model_name=settings.model_name,
+        metrics=Metrics(serving),
+        prompts=PromptEncoder(serving.tokenizer),
+        clock=clock,
+        started_s=clock.wall_ms() // 1000,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.prompts.close()
+
+    app = FastAPI(title="prefixd", docs_url=None, redoc_url=None, lifespan=lifespan)
+    token = settings.api_token.get_secret_value() if settings.api_token else None
+    app.add_middleware(Gate, api_token=token, max_body_bytes=settings.max_body_bytes)
+    install_error_handlers(app)
+    app.include_router(openai_routes(context))
+    _add_operation_routes(app, context)
+    return app
+
+
+def _add_operation_routes(app: FastAPI, context: Context) -> None:
+    @app.get("/health", tags=["operation"])
+    def health() -> Response:
+        """200 while requests are answered (``ok`` or ``degraded``, with reasons), 503 otherwise."""
+        answer = health_answer(context.serving)
+        return JSONResponse(answer.body, answer.status)
+
+    @app.get("/metrics", tags=["operation"])
+    def metrics() -> Response:
+        """All metrics in Prometheus' text format."""
+        return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,69 @@
+"""The command ``prefixd``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from api.commands.doctor import doctor
+from api.commands.generate import generate
+from api.commands.serve import serve
+from api.commands.version import show_version
+from api.shadowing import refuse_hidden_rooms
+from kvstore.errors import ConfigError, PluginError, PrefixdError
+
+USAGE_ERROR = 2
+FAILURE = 1
+
+
+class OneLineErrors(TyperGroup):
+    """Shows an error raised on purpose as one line on stderr, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PrefixdError as error:
+            typer.echo(f"prefixd: {error}", err=True)
+            raise typer.Exit(
+                USAGE_ERROR if isinstance(error, ConfigError | PluginError) else FAILURE
+            ) from None
+
+
+def build_cli() -> typer.Typer:
+    """Return the command line; a subcommand is one function of ``api.commands``."""
+    cli = typer.Typer(
+        name="prefixd",
+        cls=OneLineErrors,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    cli.callback()(_start)
+    cli.command("serve")(serve)
+    cli.command("generate")(generate)
+    cli.command("doctor")(doctor)
+    cli.command("version")(show_version)
+    return cli
+
+
+def main() -> None:
+    """Run the command line."""
+    build_cli()()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        show_version()
+        raise typer.Exit
+
+
+def _start(
+    version: Annotated[  # noqa: ARG001 - its callback has acted already
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Keep an LLM server's prefixes in tiers of memory and disk, and serve models from them."""
+    refuse_hidden_rooms()

@@ -1,0 +1,1 @@
+"""The subcommands of ``prefixd``, one file each; what is slow to import is imported when one runs."""

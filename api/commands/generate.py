@@ -1,0 +1,33 @@
+"""``prefixd generate``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from api.commands.flags import takes_settings
+from api.settings import Settings
+
+
+@takes_settings
+def generate(
+    settings: Settings,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Put it into the model's chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 always takes the likeliest.")] = 0.0,
+) -> None:
+    """Continue one prompt in the terminal, and say where its tokens came from.
+
+    For example:
+
+        prefixd generate --model ~/models/SmolLM2-135M-Instruct --chat --prompt "Why is the sky blue?"
+
+        prefixd generate --model ~/models/Qwen3-0.6B --prompt - < document.txt
+    """
+    from api.terminal import generate_in_terminal
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    generate_in_terminal(settings, text, is_chat=chat, max_tokens=max_tokens, temperature=temperature)

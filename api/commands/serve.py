@@ -1,0 +1,26 @@
+"""``prefixd serve``."""
+
+from __future__ import annotations
+
+from api.commands.flags import takes_settings
+from api.settings import Settings
+
+
+@takes_settings
+def serve(settings: Settings) -> None:
+    """Serve a model through the OpenAI API, with its prefixes cached in tiers.
+
+    Every flag is also a key of the --config file and an environment variable
+    (--host-bytes, host_bytes, PREFIXD_HOST_BYTES); a flag wins over the environment, and that over the file.
+
+    For example:
+
+        prefixd serve --model ~/models/SmolLM2-135M-Instruct
+
+        prefixd serve --model ~/models/Qwen3-0.6B --host-bytes 8GiB --disk-bytes 50GiB --port 9000
+
+        PREFIXD_API_TOKEN=secret prefixd serve --config prefixd.toml --host 0.0.0.0
+    """
+    from api.server import serve_until_stopped
+
+    serve_until_stopped(settings)

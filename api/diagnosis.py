@@ -1,0 +1,155 @@
+"""What ``prefixd doctor`` looks at. Each check is a function that returns what it found."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from api.commands.version import installed_version
+from api.quantities import format_bytes
+from api.settings import Settings
+from api.settings_sources import check_budgets
+from api.shadowing import hidden_rooms
+from kvstore.errors import ConfigError
+from kvstore.registry import Kind, Registry
+from policies.builtin import register_builtin
+
+_MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
+_DIRECT_BYTES = 4096
+
+
+class Level(Enum):
+    """How a finding is."""
+
+    GOOD = "ok"
+    DOUBTFUL = "warn"
+    BAD = "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, in one line."""
+
+    subject: str
+    level: Level
+    detail: str
+
+
+def diagnose(settings: Settings) -> list[Finding]:
+    """Return all findings, in the order in which a server would meet them."""
+    checks = (_python, _packages, _rooms, _device, _memory, _model, _disk, _plugins)
+    return [finding for check in checks for finding in check(settings)]
+
+
+def _python(_: Settings) -> Iterator[Finding]:
+    level = Level.GOOD if sys.version_info >= (3, 11) else Level.BAD
+    yield Finding("python", level, f"{platform.python_version()} on {platform.machine()}")
+
+
+def _packages(_: Settings) -> Iterator[Finding]:
+    for package in ("torch", "transformers"):
+        version = installed_version(package)
+        if find_spec(package) is None:
+            yield Finding(package, Level.BAD, "not installed; pip install 'prefixd[engine]'")
+        else:
+            yield Finding(package, Level.GOOD, version)
+
+
+def _rooms(_: Settings) -> Iterator[Finding]:
+    hidden = hidden_rooms()
+    for room, place in hidden.items():
+        yield Finding("packages", Level.BAD, f"{room} comes from {place}, which hides prefixd's own")
+    if not hidden:
+        yield Finding("packages", Level.GOOD, "no foreign package hides one of prefixd's")
+
+
+def _device(settings: Settings) -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        return
+    import torch  # noqa: PLC0415 - slow, and may be missing
+
+    if torch.cuda.is_available():
+        yield Finding("device", Level.GOOD, f"cuda: {torch.cuda.get_device_name()}")
+    elif settings.device == "cuda":
+        yield Finding("device", Level.BAD, "cuda is asked for, and torch sees no GPU; use --device auto")
+    else:
+        yield Finding("device", Level.GOOD, f"cpu with {torch.get_num_threads()} threads; no GPU")
+
+
+def _memory(settings: Settings) -> Iterator[Finding]:
+    try:
+        check_budgets(settings)
+    except ConfigError as error:
+        yield Finding("memory", Level.BAD, str(error))
+    else:
+        yield Finding("memory", Level.GOOD, f"host tier {format_bytes(settings.host_bytes)}")
+
+
+def _model(settings: Settings) -> Iterator[Finding]:
+    folder = settings.model
+    if folder is None:
+        yield Finding("model", Level.DOUBTFUL, "none is named; give its folder with --model DIR")
+        return
+    missing = [name for name in _MODEL_FILES if not folder.is_dir() or not any(folder.glob(name))]
+    if missing:
+        yield Finding("model", Level.BAD, f"{folder} has no {', '.join(missing)}")
+    else:
+        yield Finding("model", Level.GOOD, str(folder))
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    if not settings.disk_bytes:
+        yield Finding("disk", Level.GOOD, "no disk tier is asked for")
+        return
+    parent = next(path for path in (settings.disk_path, *settings.disk_path.parents) if path.exists())
+    free_bytes = shutil.disk_usage(parent).free
+    room = f"{format_bytes(free_bytes)} free at {settings.disk_path}"
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        yield Finding("disk", Level.BAD, f"{parent} cannot be written; choose another --disk-path")
+    elif free_bytes < settings.disk_bytes:
+        yield Finding(
+            "disk", Level.DOUBTFUL, f"{room}, less than the budget {format_bytes(settings.disk_bytes)}"
+        )
+    elif not takes_direct_io(parent):
+        yield Finding(
+            "disk", Level.DOUBTFUL, f"{room}; no O_DIRECT there, so reads fill the page cache as well"
+        )
+    else:
+        yield Finding("disk", Level.GOOD, f"{room}, O_DIRECT works")
+
+
+def takes_direct_io(folder: Path) -> bool:
+    """Whether files in ``folder`` can be opened past the page cache."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        file.write(bytes(_DIRECT_BYTES))
+        file.flush()
+        try:
+            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+        except OSError:
+            return False
+    return True
+
+
+def _plugins(settings: Settings) -> Iterator[Finding]:
+    registry = Registry()
+    register_builtin(registry)
+    foreign = {entry.name for kind in Kind for entry in entry_points(group=f"prefixd.{kind.value}")}
+    yield Finding("plugins", Level.GOOD, ", ".join(sorted(foreign)) or "none beside the built-in ones")
+    wanted = [(Kind.RELOAD, settings.reload_policy)]
+    wanted += [
+        (Kind.EVICTION, name)
+        for name in (settings.device_eviction, settings.host_eviction, settings.disk_eviction)
+    ]
+    for kind, name in dict.fromkeys(wanted):
+        if name not in registry.names(kind):
+            known = ", ".join(registry.names(kind))
+            yield Finding("plugins", Level.BAD, f"{kind.value} {name!r} is not known; there are: {known}")

@@ -23,16 +23,27 @@ class Detokenizer:
     The context is there because a token's text can depend on whether it comes first.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], splits_bytes: Callable[[int], bool]) -> None:
-        """``splits_bytes(token)``: its text depends on the tokens after it, as for ``<0xE4>``."""
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        splits_bytes: Callable[[int], bool],
+        is_silent: Callable[[int], bool],
+    ) -> None:
+        """``splits_bytes(token)``: its text depends on the tokens after it, as for ``<0xE4>``.
+
+        ``is_silent(token)``: it has no text and none to either side of it depends on it.
+        """
         self._decode = decode
         self._splits_bytes = splits_bytes
+        self._is_silent = is_silent
         self._window: list[int] = []
         self._num_context = 0
         self._context_text = ""
 
     def add(self, token: int) -> str:
         """Return the text that ``token`` completes; empty when there is none."""
+        if self._is_silent(token):
+            return ""
         self._window.append(token)
         if self._splits_bytes(token):
             return ""
@@ -117,13 +128,16 @@ class TextStreams:
         self._byte_tokens = frozenset(
             number for token, number in tokenizer.get_vocab().items() if _BYTE_TOKEN.fullmatch(token)
         )
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of ``tokens``, without special tokens."""
-        return str(
-            self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        self._special_tokens = frozenset(
+            number for number, token in tokenizer.added_tokens_decoder.items() if token.special
         )
 
     def start(self, stops: Iterable[str]) -> TextStream:
         """Return the stream of a new sequence."""
-        return TextStream(Detokenizer(self.decode, self._byte_tokens.__contains__), stops)
+        is_byte, is_special = self._byte_tokens.__contains__, self._special_tokens.__contains__
+        return TextStream(Detokenizer(self._decode, is_byte, is_special), stops)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(
+            self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )

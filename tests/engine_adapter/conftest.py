@@ -1,0 +1,123 @@
+"""A tiny random Llama behind a whole engine: real pool, runner and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from backends.device import DevicePool
+from engine_adapter.engine.attention import SdpaAttention
+from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.models import LoadedModel, load_model
+from engine_adapter.engine.runner import ModelRunner
+from kvstore.arena import Arena
+from kvstore.clock import Clock
+from kvstore.store import StoreConfig, TieredStore
+from kvstore.tier import TierSpec
+from policies.lru import LeafFirstLRU
+from policies.reload import AlwaysLoad
+from tests.engine_adapter.rig import (
+    BLOCK_TOKENS,
+    CONTEXT_TOKENS,
+    EOS,
+    VOCAB_SIZE,
+    CleanIds,
+    MakeRig,
+    Rig,
+    host_tier,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token for each byte, and two special ones."""
+    alphabet = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.add_special_tokens(["<begin>", "<end>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a random Llama whose greedy answers are far from constant."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT_TOKENS,
+        initializer_range=0.4, bos_token_id=256, eos_token_id=EOS,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_folder: Path) -> LoadedModel:
+    return load_model(tiny_folder, block_tokens=BLOCK_TOKENS)
+
+
+@pytest.fixture(scope="session")
+def clean_ids(tiny_folder: Path) -> CleanIds:
+    """Return what transformers itself answers, greedily and alone: the clean run."""
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+
+    def generate(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": EOS}
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **options
+        )
+        return tuple(output[0, len(prompt) :].tolist())
+
+    return generate
+
+
+@pytest.fixture
+def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[MakeRig]:
+    """Return a maker of rigs; they are checked and closed at the end of the test."""
+    rigs: list[Rig] = []
+
+    def make(
+        num_blocks: int = 64,
+        tiers: Callable[[Arena], list[TierSpec]] | None = None,
+        clock: Clock | None = None,
+        model: LoadedModel = tiny_model,
+        host_blocks: int = 256,
+        **limits: Any,
+    ) -> Rig:
+        arena = Arena((host_blocks + 64) * model.kv_shape.block_bytes, slab_bytes=2**20)
+        clock = clock or Clock()
+        specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * model.kv_shape.block_bytes)]
+        store = TieredStore(specs, arena, StoreConfig(audit_share=1.0), clock)
+        pool = DevicePool(
+            model.kv_shape,
+            num_blocks,
+            model.device,
+            LeafFirstLRU(),
+            store.device_added,
+            store.device_removed,
+            clock,
+        )
+        runner = ModelRunner(model.model, pool, SdpaAttention())
+        config = EngineConfig(**limits)
+        engine = Engine(model, tiny_tokenizer, pool, runner, store, AlwaysLoad(), config, clock)
+        rigs.append(Rig(engine, store, pool, arena))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        if rig.engine.health().ok:
+            rig.store.flush(10)
+            rig.check_at_rest()
+        assert rig.engine.close(10)
+        rig.store.close(10)
+        rig.arena.close()

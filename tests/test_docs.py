@@ -1,0 +1,72 @@
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from api.cli import build_cli
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def python_in(page: str) -> str:
+    return "\n".join(PYTHON_BLOCK.findall((REPOSITORY / page).read_text()))
+
+
+def run_python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_imports_in_examples_resolve(page: Path) -> None:
+    for node in ast.walk(ast.parse(python_in(name_of(page)))):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (REPOSITORY / "docs" / "index.md").read_text()
+    pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
+    assert {name for name in pages if f"({name})" not in index} == set()
+
+
+def test_every_command_is_documented() -> None:
+    group = typer.main.get_command(build_cli())
+    commands = set(group.list_commands(typer.Context(group)))  # type: ignore[attr-defined]
+    page = (REPOSITORY / "docs" / "commands.md").read_text()
+    assert set(re.findall(r"^\| `prefixd ([a-z ]+)`", page, re.MULTILINE)) == commands
+
+
+def test_the_readmes_example_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    example = python_in("README.md")
+    done = run_python("-c", example, folder=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == re.findall(r"^print\(.*  # (.*)$", example, re.MULTILINE)
+    assert (tmp_path / "blocks").is_dir()
+
+
+@pytest.mark.parametrize("page", ["docs/backends.md", "docs/policies.md"])
+def test_the_examples_for_plugin_authors_pass_their_conformance_suite(page: str, tmp_path: Path) -> None:
+    (tmp_path / "test_example.py").write_text(python_in(page))
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py", folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d+ passed", done.stdout)

@@ -169,8 +169,12 @@ class Arena:
             with self._lock:
                 self._slabs.add(slab)
                 self._mapped_bytes += slab.nbytes
-                self._open.setdefault(stride, {})[slab] = None
-                return self._take(stride, nbytes)
+                self._open.setdefault(stride, {})
+                self._keep_empty(slab)  # a slot that was freed meanwhile may be taken before its own
+                slot = self._take(stride, nbytes)
+            if self._leaving:
+                self._give_back_one()
+            return slot
 
     def _make_room(self, stride: int) -> int:
         """Return how many slots a new slab may have, giving empty slabs back while it is short."""
@@ -213,10 +217,14 @@ class Arena:
     def _put_back(self, slab: _Slab, offset: int) -> None:
         slab.free.append(offset)
         self._used_bytes -= slab.stride_bytes
+        if slab.is_empty:
+            self._keep_empty(slab)
+        else:
+            self._open[slab.stride_bytes][slab] = None
+
+    def _keep_empty(self, slab: _Slab) -> None:
+        """Keep an empty slab for its class, in place of the one that was kept before."""
         slabs = self._open[slab.stride_bytes]
-        if not slab.is_empty:
-            slabs[slab] = None
-            return
         slabs.pop(slab, None)
         slabs[slab] = None  # last in line: what is in use fills up first
         if surplus := self._empty.get(slab.stride_bytes):

@@ -230,11 +230,10 @@ class ResidencyIndex:
         with self._lock:
             self._ledger(bit).removal_failed(key)
 
-    def is_over_budget(self, bit: int) -> bool:
-        """Say whether failed removals have pushed a tier over its budget."""
-        ledger = self._ledger(bit)
+    def is_void(self, bit: int, room: Room) -> bool:
+        """Say whether a reservation was lost because a victim could not be removed."""
         with self._lock:
-            return ledger.used_bytes > ledger.budget_bytes
+            return self._ledger(bit).is_void(room)
 
     def stuck(self, bit: int) -> list[bytes]:
         """Return the blocks that a tier's medium did not let go of."""
@@ -299,7 +298,8 @@ class ResidencyIndex:
         return ledger
 
     def _is_held(self, key: bytes) -> bool:
-        return self._records[key].num_holds > 0
+        record = self._records.get(key)
+        return record is not None and record.num_holds > 0
 
     def _entered(self, bit: int, facts: Record) -> Record:
         record = self._records.setdefault(facts.key, facts)

@@ -23,7 +23,7 @@ class Ledger:
     """Bytes by state; their sum never exceeds ``budget_bytes``. Not thread-safe.
 
     A block is *arriving* while its bytes are written, *held* once it is visible, and *leaving*
-    until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer *inherits*
+    until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer is *heir* to
     the bytes of its victims, because its writer deletes them first: they count only for it.
     """
 
@@ -32,7 +32,7 @@ class Ledger:
     held: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Room] = field(default_factory=dict)
     leaving: dict[bytes, int] = field(default_factory=dict)
-    inherited: set[bytes] = field(default_factory=set)
+    heirs: dict[bytes, Room] = field(default_factory=dict)
     stuck: set[bytes] = field(default_factory=set)
     held_bytes: int = 0
     arriving_bytes: int = 0
@@ -55,8 +55,8 @@ class Ledger:
             return None
         for victim in victims:
             self.leaving[victim] = self._take(victim)
-            self.inherited.add(victim)
         room = Room(key, footprint_bytes, victims)
+        self.heirs.update(dict.fromkeys(victims, room))
         self.arriving[key] = room
         self.arriving_bytes += footprint_bytes
         return room
@@ -87,32 +87,39 @@ class Ledger:
     def confirm_removal(self, key: bytes) -> None:
         """Note that the medium has let go of ``key``."""
         footprint = self.leaving.pop(key, 0)
-        if key in self.inherited:
-            self.inherited.discard(key)
-        else:
+        if self.heirs.pop(key, None) is None:
             self.leaving_bytes -= footprint
         self.stuck.discard(key)
 
     def removal_failed(self, key: bytes) -> None:
-        """Note that the medium still has ``key``: its bytes count until a later attempt is confirmed."""
+        """Note that the medium still has ``key``: its bytes count until a later attempt is confirmed.
+
+        The room that was to inherit them is void.
+        """
         if key not in self.leaving:
             return
         self.stuck.add(key)
-        if key in self.inherited:
-            self.inherited.discard(key)
-            self.leaving_bytes += self.leaving[key]
+        if room := self.heirs.get(key):
+            self._disinherit(room)
+            self._end(room)
+
+    def is_void(self, room: Room) -> bool:
+        """Say whether a reservation was lost because a victim could not be removed."""
+        return self.arriving.get(room.key) is not room
 
     def check(self) -> None:
         """Raise ``InvariantError`` when the sums are wrong or the policy holds other blocks."""
         arriving = sum(room.footprint_bytes for room in self.arriving.values())
-        leaving = sum(footprint for key, footprint in self.leaving.items() if key not in self.inherited)
+        leaving = sum(footprint for key, footprint in self.leaving.items() if key not in self.heirs)
         counted = (sum(self.held.values()), arriving, leaving)
         if counted != (self.held_bytes, self.arriving_bytes, self.leaving_bytes):
             raise InvariantError(f"bytes counted {counted} differ from the sums kept")
         if len(self.policy) != len(self.held) or any(key not in self.policy for key in self.held):
             raise InvariantError("the eviction policy holds other blocks than the tier")
-        if not self.stuck | self.inherited <= self.leaving.keys() or self.stuck & self.inherited:
+        if not self.stuck | self.heirs.keys() <= self.leaving.keys() or self.stuck & self.heirs.keys():
             raise InvariantError("a stuck or inherited block is not on its way out")
+        if self.used_bytes > self.budget_bytes:
+            raise InvariantError(f"{self.used_bytes} bytes used exceed the budget of {self.budget_bytes}")
         self.policy.check()
 
     def _choose_victims(
@@ -133,6 +140,11 @@ class Ledger:
         self.held_bytes -= footprint
         self.policy.remove(key)
         return footprint
+
+    def _disinherit(self, room: Room) -> None:
+        for victim in room.victims:
+            if self.heirs.pop(victim, None) is not None:
+                self.leaving_bytes += self.leaving[victim]
 
     def _end(self, room: Room) -> None:
         del self.arriving[room.key]

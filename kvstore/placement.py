@@ -35,10 +35,6 @@ class Placement:
         """Return the tiers that lookups should count on, as a mask."""
         return sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
 
-    def tier_at(self, bit: int) -> Tier:
-        """Return the tier with this number in the index."""
-        return self._tiers[bit - 1]
-
     def make_room(self, tier: Tier, facts: Record) -> Room | None:
         """Set room aside and see its victims off; blocks on the medium of a tier below memory."""
         reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(facts.raw_bytes))
@@ -50,10 +46,7 @@ class Placement:
         if not victims:
             return room
         tier.counters.add(Count.EVICTIONS, len(victims))
-        if self._index.is_over_budget(tier.bit):
-            self._index.cancel(tier.bit, room)
-            return None
-        return room
+        return None if self._index.is_void(tier.bit, room) else room
 
     def evict_next(self, tier: Tier) -> bool:
         """Evict one block for room that the budget promised and memory could not give."""

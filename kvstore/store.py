@@ -46,6 +46,14 @@ class StoreConfig:
             raise ConfigError("audit_share", "must lie between 0 and 1")
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTier:
+    """What the engine's own pool may hold; it reports which blocks it does."""
+
+    budget_bytes: int = 0
+    block_bytes: int = 0
+
+
 class TieredStore:
     """Blocks in tiers, from the fastest to the slowest. Thread-safe.
 
@@ -60,10 +68,12 @@ class TieredStore:
         arena: Arena,
         config: StoreConfig | None = None,
         clock: Clock | None = None,
+        device: DeviceTier | None = None,
     ) -> None:
         _refuse_odd_tiers(tiers)
         self.config = config or StoreConfig()
         self._clock = clock or Clock()
+        self._device = device or DeviceTier()
         self._arena = arena
         self._tiers = tuple(make_tier(spec, bit, self._clock) for bit, spec in enumerate(tiers, start=1))
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
@@ -199,7 +209,8 @@ class TieredStore:
     def statistics(self) -> StoreStatistics:
         """Return counts since the start and what each tier holds now, from the fastest."""
         _, num_on_device = self._index.usage(_DEVICE_BIT)
-        tiers = [TierStatistics(DEVICE, 0, 0, num_on_device)]
+        device_bytes = num_on_device * self._device.block_bytes
+        tiers = [TierStatistics(DEVICE, self._device.budget_bytes, device_bytes, num_on_device)]
         for tier in self._tiers:
             used, num_blocks = self._index.usage(tier.bit)
             counts = tier.counters.snapshot()

@@ -165,11 +165,15 @@ class Tier:
         return True
 
     def delete(self, key: bytes) -> bool:
-        """Remove a block from the medium; ``False``: it is still there."""
+        """Remove a block from the medium; ``False``: it is still there.
+
+        A fault pauses writes like a failed write would; a success does not resume them, for a full
+        medium still deletes.
+        """
         try:
             self._backend.delete(key)
         except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
-            self.counters.add(Count.DELETE_FAULTS)
+            self._failed(self._writing, Count.DELETE_FAULTS, error)
             self._last_delete_fault = str(error)
             return False
         return True

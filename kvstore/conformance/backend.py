@@ -13,7 +13,7 @@ A plugin's tests subclass it and say how to make one::
 It needs pytest, which ``kvstore`` itself does not.
 """
 
-# ruff: noqa: S101  # asserts are what tests are made of
+# asserts are what tests are made of
 
 from __future__ import annotations
 

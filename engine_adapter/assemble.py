@@ -1,0 +1,160 @@
+"""Puts a whole server together from frozen configuration: model, pool, tiers, store, engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from backends.builtin import register_builtin as register_backends
+from backends.device import DevicePool
+from backends.host import HostBackend
+from backends.pagelock import cuda_page_locker
+from engine_adapter.engine.attention import choose_attention
+from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.models import LoadedModel, load_model
+from engine_adapter.engine.runner import ModelRunner
+from engine_adapter.serving_config import ServingConfig, TierSetup
+from kvstore.arena import Arena, slot_stride
+from kvstore.clock import Clock
+from kvstore.errors import BackendError, ConfigError, ModelRefusedError
+from kvstore.registry import Kind, Registry
+from kvstore.seams import Backend
+from kvstore.store import DeviceTier, StoreConfig, TieredStore
+from kvstore.tier import TierConfig, TierSpec, WriteMode
+from policies.admission import whole_blocks_that_fit
+from policies.builtin import register_builtin as register_policies
+
+_HOST = "host"
+_DEFAULT_CPU_POOL_BYTES = 1 << 30
+_SHARE_OF_FREE_DEVICE_MEMORY = 0.85
+_MIN_STAGING_BYTES = 64 << 20
+_STAGED_BLOCKS = 32
+_STORE_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server at work. ``degraded`` tells of tiers it runs without, as ``tier: reason``."""
+
+    engine: Engine
+    store: TieredStore
+    tokenizer: PreTrainedTokenizerBase
+    model_facts: LoadedModel
+    degraded: tuple[str, ...]
+
+    def close(self) -> None:
+        """End all requests, write what is queued and close the tiers; bounded in time."""
+        self.engine.close(_STORE_CLOSE_S)
+        self.store.close(_STORE_CLOSE_S)
+
+
+def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clock | None = None) -> Serving:
+    """Build everything that ``config`` names; blocks while the model is read.
+
+    A tier that cannot be opened is left out and told in ``degraded``. Raises ``ModelRefusedError``,
+    ``ConfigError`` or ``PluginError``.
+    """
+    clock = clock or Clock()
+    registry = registry or builtin_registry()
+    reload_policy = registry.get(Kind.RELOAD, config.reload_policy)()
+    tokenizer = _read_tokenizer(config.model)
+    model = load_model(
+        config.model,
+        block_tokens=config.block_tokens,
+        device=_device(config.device),
+        compute_dtype=config.compute_dtype,
+        kv_dtype=config.kv_dtype,
+        digests=config.weight_digests,
+    )
+    pool_bytes = _pool_bytes(config, model)
+    store, degraded = _make_store(config, model, pool_bytes, registry, clock)
+    pool = DevicePool(
+        model.kv_shape,
+        pool_bytes // model.kv_shape.block_bytes,
+        model.device,
+        registry.get(Kind.EVICTION, config.device_eviction)(),
+        store.device_added,
+        store.device_removed,
+        clock,
+    )
+    runner = ModelRunner(model.model, pool, choose_attention(model.device))
+    engine_config = EngineConfig(
+        max_batched_tokens=config.max_batched_tokens,
+        max_sequences=config.max_sequences,
+        max_waiting=config.max_waiting,
+        load_deadline_s=config.load_deadline_s,
+    )
+    engine = Engine(model, tokenizer, pool, runner, store, reload_policy, engine_config, clock)
+    return Serving(engine, store, tokenizer, model, degraded)
+
+
+def builtin_registry() -> Registry:
+    """Return a registry with everything that comes with the project."""
+    registry = Registry()
+    register_backends(registry)
+    register_policies(registry)
+    return registry
+
+
+def _make_store(
+    config: ServingConfig, model: LoadedModel, pool_bytes: int, registry: Registry, clock: Clock
+) -> tuple[TieredStore, tuple[str, ...]]:
+    """Return the store over all tiers that can be opened, and why the others cannot."""
+    block_bytes = model.kv_shape.block_bytes
+    host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == _HOST)
+    staging_bytes = max(_MIN_STAGING_BYTES, _STAGED_BLOCKS * slot_stride(block_bytes))
+    arena = Arena(host_bytes + staging_bytes, lock_pages=cuda_page_locker() if model.device.type == "cuda" else None)
+    specs, degraded = [], []
+    for setup in config.tiers:
+        try:
+            specs.append(_tier_spec(setup, registry, arena))
+        except BackendError as error:
+            degraded.append(f"{setup.name}: runs without this tier: {error.reason}")
+    store_config = StoreConfig(default_ttl_s=config.default_ttl_s)
+    store = TieredStore(specs, arena, store_config, clock, DeviceTier(pool_bytes, block_bytes))
+    return store, tuple(degraded)
+
+
+def _tier_spec(setup: TierSetup, registry: Registry, arena: Arena) -> TierSpec:
+    tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
+    policy = registry.get(Kind.EVICTION, setup.eviction)()
+    return TierSpec(tier_config, _open_backend(setup, registry, arena), policy, whole_blocks_that_fit)
+
+
+def _open_backend(setup: TierSetup, registry: Registry, arena: Arena) -> Backend:
+    if setup.name == _HOST:
+        return HostBackend(arena)
+    backend: Backend = registry.get(Kind.BACKEND, setup.name)(path=setup.path)
+    return backend
+
+
+def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
+    """Return the device pool's budget. Raises ``ConfigError`` when it holds not even two blocks."""
+    pool_bytes = config.device_bytes
+    if pool_bytes is None and model.device.type == "cuda":
+        pool_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _SHARE_OF_FREE_DEVICE_MEMORY)
+    elif pool_bytes is None:
+        pool_bytes = _DEFAULT_CPU_POOL_BYTES
+    least = 2 * model.kv_shape.block_bytes
+    if pool_bytes < least:
+        raise ConfigError("device_bytes", f"{pool_bytes} holds less than two blocks of this model; give {least} or more")
+    return pool_bytes
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelRefusedError(str(folder), f"its tokenizer cannot be read: {reason}") from error
+    return tokenizer

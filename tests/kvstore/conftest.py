@@ -1,0 +1,150 @@
+"""A store over media that live in a dictionary, with a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from backends.host import HostBackend
+from kvstore.arena import Arena
+from kvstore.clock import Clock
+from kvstore.frame import HEADER_BYTES, Header
+from kvstore.namespace import Namespace
+from kvstore.seams import BackendStats
+from kvstore.store import StoreConfig, TieredStore
+from kvstore.tier import TierConfig, TierSpec, WriteMode
+from policies.admission import whole_blocks_that_fit
+from policies.lru import LeafFirstLRU
+
+BLOCK_BYTES = 4096
+NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
+
+
+@dataclass
+class DictBackend:
+    """A medium in a dictionary. ``fail`` is called with (operation, key) and may raise or block."""
+
+    frames: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
+    manifests: dict[bytes, str] = field(default_factory=dict)
+    fail: Callable[[str, bytes], None] = lambda _operation, _key: None
+    is_closed: bool = False
+
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        self.fail("get", key)
+        frame = self.frames.get(key)
+        if frame is None or len(frame[1]) != len(payload):
+            return False
+        header[:], payload[:] = frame
+        return True
+
+    def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
+        self.fail("put", key)
+        self.frames[key] = bytes(header), bytes(payload)
+
+    def delete(self, key: bytes) -> None:
+        self.fail("delete", key)
+        self.frames.pop(key, None)
+
+    def footprint(self, payload_bytes: int) -> int:
+        return payload_bytes + HEADER_BYTES
+
+    def recover(self) -> Iterable[Header]:
+        return [Header.unpack(header) for header, _ in self.frames.values()]
+
+    def put_manifest(self, namespace: bytes, manifest: str) -> None:
+        self.manifests[namespace] = manifest
+
+    def stats(self) -> BackendStats:
+        return BackendStats(
+            sum(self.footprint(len(payload)) for _, payload in list(self.frames.values())), {}
+        )
+
+    def close(self) -> None:
+        self.fail("close", b"")
+        self.is_closed = True
+
+
+@dataclass
+class Rig:
+    """A store, what it is made of, and the time it sees."""
+
+    medium: DictBackend = field(default_factory=DictBackend)
+    namespace: Namespace = NAMESPACE
+    now_s: float = 1000.0
+    stores: list[TieredStore] = field(default_factory=list)
+
+    def open(
+        self,
+        *,
+        host_blocks: int = 8,
+        disk_blocks: int = 32,
+        write_mode: WriteMode = WriteMode.THROUGH,
+        config: StoreConfig | None = None,
+        max_queued_writes: int = 256,
+    ) -> TieredStore:
+        """Return a store with the tiers ``host`` and ``disk``; a tier of 0 blocks is left out."""
+        arena = Arena((host_blocks + 8) * BLOCK_BYTES, slab_bytes=4 * BLOCK_BYTES)
+        specs = []
+        if host_blocks:
+            host = TierConfig("host", host_blocks * BLOCK_BYTES)
+            specs.append(TierSpec(host, HostBackend(arena), LeafFirstLRU(), whole_blocks_that_fit))
+        if disk_blocks:
+            disk_bytes = disk_blocks * self.medium.footprint(BLOCK_BYTES)
+            disk = TierConfig(
+                "disk", disk_bytes, write_mode, num_readers=2, max_queued_writes=max_queued_writes
+            )
+            specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), whole_blocks_that_fit))
+        clock = Clock(lambda: self.now_s, lambda: round(self.now_s * 1000))
+        store = TieredStore(specs, arena, config, clock)
+        self.stores.append(store)
+        return store
+
+    def counts(self, store: TieredStore, tier: str) -> dict[str, int]:
+        """Return what ``tier`` has counted."""
+        return next(entry.counts for entry in store.statistics().tiers if entry.name == tier)
+
+    def key(self, number: int) -> bytes:
+        """Return the key of the block that stands for ``number``."""
+        return number.to_bytes(16, "big")
+
+    def payload(self, number: int) -> memoryview:
+        """Return the bytes of the block that stands for ``number``."""
+        return memoryview(bytes([number % 251]) * BLOCK_BYTES)
+
+    def put(self, store: TieredStore, *numbers: int, ttl_s: float | None = None, flush: bool = True) -> int:
+        """Store a chain of blocks; returns how many were taken. With ``flush`` the medium has them too."""
+        parents = [b"", *(self.key(number) for number in numbers)]
+        taken = [
+            store.put(NAMESPACE, self.key(number), parent, self.payload(number), ttl_s=ttl_s)
+            for number, parent in zip(numbers, parents, strict=False)
+        ]
+        if flush:
+            assert store.flush(5.0)
+        return sum(taken)
+
+    def get(self, store: TieredStore, number: int) -> bool:
+        """Say whether the store has the block of ``number``; its bytes must be the right ones."""
+        out = bytearray(BLOCK_BYTES)
+        if not store.get_into(self.key(number), memoryview(out), timeout_s=5.0):
+            return False
+        assert out == self.payload(number)
+        return True
+
+    def tiers(self, store: TieredStore, *numbers: int) -> list[str | None]:
+        """Return each block's fastest tier."""
+        hit = store.lookup([self.key(number) for number in numbers])
+        hit.release()
+        return list(hit.tiers)
+
+
+@pytest.fixture
+def rig() -> Iterable[Rig]:
+    """Return a rig; at the end every store must be at rest, its books in order."""
+    rig = Rig()
+    yield rig
+    for store in rig.stores:
+        store.close(2.0)
+        store.check()
+        assert store.num_holds == 0

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstore.namespace import Namespace, canonical_json
+
+NAMESPACE = Namespace(
+    weights="ab" * 16,
+    model_config=canonical_json({"hidden_size": 64, "rope_parameters": {"rope_theta": 10000.0}}),
+    compute_dtype="float32",
+    kv_dtype="float32",
+    block_tokens=16,
+    label="tiny",
+)
+
+
+def test_the_digest_is_what_it_has_always_been() -> None:
+    assert NAMESPACE.digest.hex() == "7def56d8a8fdc92d0174f46916ee09ce"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weights", "cd" * 16),
+        ("model_config", canonical_json({"hidden_size": 64, "rope_parameters": {"rope_theta": 20000.0}})),
+        ("compute_dtype", "bfloat16"),
+        ("kv_dtype", "bfloat16"),
+        ("kv_form", "int8"),
+        ("block_tokens", 32),
+        ("layout", "kv,layer,token,head,dim"),
+        ("lora", "ef" * 16),
+        ("tp_rank", 1),
+        ("tp_size", 2),
+        ("salt", "12" * 16),
+    ],
+)
+def test_everything_that_shapes_keys_and_values_is_part_of_the_identity(field: str, value: Any) -> None:
+    other = replace(NAMESPACE, **{field: value})
+    assert other.digest != NAMESPACE.digest
+    assert NAMESPACE.differing_fields(other) == (field,)
+
+
+def test_the_label_is_not_part_of_the_identity() -> None:
+    assert replace(NAMESPACE, label="renamed").digest == NAMESPACE.digest
+
+
+def test_a_salt_and_a_lora_of_the_same_name_do_not_collide() -> None:
+    assert replace(NAMESPACE, lora="alice").digest != replace(NAMESPACE, salt="alice").digest
+
+
+def test_a_manifest_can_be_read_by_people_and_back() -> None:
+    salted = NAMESPACE.with_salt("tenant secret")
+    facts = json.loads(salted.manifest())
+    assert facts["model_config"]["rope_parameters"] == {"rope_theta": 10000.0}
+    assert facts["digest"] == salted.digest.hex()
+    assert Namespace.from_manifest(salted.manifest()) == salted
+
+
+def test_a_manifest_does_not_tell_the_salt() -> None:
+    assert "tenant secret" not in NAMESPACE.with_salt("tenant secret").manifest()
+
+
+def test_no_salt_is_the_namespace_itself() -> None:
+    assert NAMESPACE.with_salt("") == NAMESPACE
+    assert NAMESPACE.with_salt("a").digest != NAMESPACE.with_salt("b").digest
+
+
+def test_an_altered_manifest_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not match its digest"):
+        Namespace.from_manifest(NAMESPACE.manifest().replace("10000.0", "20000.0"))
+
+
+def test_a_manifest_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="another version"):
+        Namespace.from_manifest(
+            NAMESPACE.manifest().replace('"manifest_version": 1', '"manifest_version": 2')
+        )

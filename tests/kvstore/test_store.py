@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
+from kvstore.namespace import Namespace
+from kvstore.statistics import State
+from kvstore.store import StoreConfig
+from kvstore.tier import TierConfig, WriteMode
+
+NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
+
+
+def test_what_is_stored_is_loaded_from_memory(rig) -> None:
+    store = rig.open()
+    assert rig.put(store, 1, 2) == 2
+    assert rig.get(store, 1)
+    assert rig.get(store, 2)
+    assert not rig.get(store, 3)
+
+
+def test_a_lookup_says_the_fastest_tier_of_each_block_and_shows_holes(rig) -> None:
+    rig.put(rig.open(), 1, 2, 3, 4)
+    rig.stores[0].close()
+    store = rig.open()
+    assert rig.get(store, 3)
+    assert store.evict([rig.key(2)]) == 1
+    store.device_added(rig.key(4), rig.key(3))
+    hit = store.lookup([rig.key(number) for number in (1, 2, 3, 4, 5)])
+    assert hit.tiers == ("disk", None, "host", "device", None)
+    assert hit.num_found == 3
+    hit.release()
+
+
+def test_a_block_reaches_the_lower_tier_behind_and_is_loaded_from_there_after_a_restart(rig) -> None:
+    rig.put(rig.open(), 1, 2)
+    rig.stores[0].close()
+    store = rig.open()
+    assert rig.tiers(store, 1, 2) == ["disk", "disk"]
+    assert rig.get(store, 1)
+    assert rig.tiers(store, 1) == ["host"], "a loaded block is promoted"
+    assert rig.counts(store, "host")["promotions"] == 1
+
+
+def test_a_second_store_of_the_same_block_does_nothing(rig) -> None:
+    store = rig.open()
+    assert rig.put(store, 1) == 1
+    assert rig.put(store, 1) == 0
+    assert rig.counts(store, "disk")["stores"] == 1
+
+
+def test_an_aborted_reservation_leaves_nothing_behind(rig) -> None:
+    store = rig.open()
+    reservation = store.reserve(NAMESPACE, rig.key(1), b"", 4096)
+    assert reservation is not None
+    reservation.abort()
+    assert rig.tiers(store, 1) == [None]
+    assert store.statistics().tiers[1].used_bytes == 0
+    assert rig.put(store, 1) == 1
+
+
+def test_a_reserved_block_is_not_visible_before_it_is_committed(rig) -> None:
+    store = rig.open()
+    reservation = store.reserve(NAMESPACE, rig.key(1), b"", 4096)
+    assert reservation is not None
+    assert rig.tiers(store, 1) == [None]
+    assert store.reserve(NAMESPACE, rig.key(1), b"", 4096) is None, "it is on its way"
+    reservation.view[:] = rig.payload(1)
+    reservation.commit()
+    assert rig.tiers(store, 1) == ["host"]
+
+
+def test_a_partial_block_is_not_taken(rig) -> None:
+    store = rig.open()
+    assert store.reserve(NAMESPACE, rig.key(1), b"", 4096, num_tokens=15) is None
+
+
+def test_leaves_make_way_for_newcomers_and_the_root_stays(rig) -> None:
+    store = rig.open(host_blocks=4, disk_blocks=0)
+    rig.put(store, 1, 2, 3, 4)
+    rig.put(store, 9)
+    assert rig.tiers(store, 1, 2, 3, 4, 9) == ["host", "host", "host", None, "host"]
+    assert rig.counts(store, "host")["evictions"] == 1
+
+
+def test_leased_blocks_are_not_evicted(rig) -> None:
+    store = rig.open(host_blocks=2, disk_blocks=0)
+    rig.put(store, 1, 2)
+    hit = store.lookup([rig.key(1), rig.key(2)])
+    assert rig.put(store, 3) == 0
+    assert rig.counts(store, "host")["dropped_stores"] == 1
+    hit.release()
+    assert rig.put(store, 3) == 1
+
+
+def test_a_lease_is_over_at_its_deadline(rig) -> None:
+    store = rig.open(host_blocks=2, disk_blocks=0)
+    rig.put(store, 1, 2)
+    hit = store.lookup([rig.key(1), rig.key(2)], lease_s=0.5)
+    rig.now_s += 0.5
+    with pytest.raises(LeaseExpiredError) as refused:
+        store.load(hit, 0, rig.now_s + 1)
+    assert refused.value.late_s == pytest.approx(0.0)
+    assert rig.put(store, 3) == 1, "an overdue lease holds nothing"
+
+
+def test_a_forgotten_lease_is_given_back_by_the_next_lookup(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    store.lookup([rig.key(1)], lease_s=1.0)
+    rig.now_s += 2.0
+    store.lookup([])
+    assert store.num_holds == 0
+
+
+def test_a_released_hit_cannot_be_loaded_from(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    hit = store.lookup([rig.key(1)])
+    hit.release()
+    hit.release()
+    with pytest.raises(LeaseExpiredError):
+        store.load(hit, 0, rig.now_s + 1)
+
+
+def test_a_loaded_block_stays_valid_until_it_is_released(rig) -> None:
+    store = rig.open(host_blocks=1, disk_blocks=0)
+    rig.put(store, 1)
+    hit = store.lookup([rig.key(1)])
+    block = store.load(hit, 0, rig.now_s + 1).take()
+    hit.release()
+    assert block is not None
+    assert rig.put(store, 2) == 0
+    assert block.data == rig.payload(1)
+    assert (block.tier, rig.tiers(store, 1)) == ("host", ["host"])
+    block.release()
+    block.release()
+    assert rig.put(store, 2) == 1
+    with pytest.raises(ValueError, match="released"):
+        _ = block.data
+
+
+def test_a_host_tier_smaller_than_what_passes_through_keeps_storing_below(rig) -> None:
+    store = rig.open(host_blocks=1, disk_blocks=32)
+    for number in range(20):
+        rig.put(store, number)
+    assert rig.counts(store, "disk")["stores"] == 20
+    assert all(rig.get(store, number) for number in range(20))
+
+
+def test_without_a_host_tier_blocks_go_straight_to_disk(rig) -> None:
+    store = rig.open(host_blocks=0)
+    rig.put(store, 1, 2)
+    assert rig.tiers(store, 1, 2) == ["disk", "disk"]
+    assert rig.get(store, 2)
+    assert store.statistics().staging_bytes == 0
+
+
+def test_the_disk_stays_within_its_budget(rig) -> None:
+    store = rig.open(host_blocks=0, disk_blocks=3)
+    for number in range(10):
+        rig.put(store, number)
+        assert len(rig.medium.frames) <= 3
+    assert rig.tiers(store, 9, 8, 7, 6) == ["disk", "disk", "disk", None]
+
+
+def test_write_back_stores_what_the_host_tier_evicts(rig) -> None:
+    store = rig.open(host_blocks=2, write_mode=WriteMode.BACK)
+    rig.put(store, 1)
+    rig.put(store, 2)
+    assert not rig.medium.frames
+    rig.put(store, 3)
+    assert list(rig.medium.frames) == [rig.key(1)]
+    for number in (1, 2, 3):
+        assert rig.get(store, number)
+        assert store.flush(5.0)
+
+
+def test_second_use_stores_what_is_hit_again(rig) -> None:
+    store = rig.open(write_mode=WriteMode.SECOND_USE)
+    rig.put(store, 1)
+    rig.put(store, 2)
+    store.lookup([rig.key(2)]).release()
+    assert store.flush(5.0)
+    assert list(rig.medium.frames) == [rig.key(2)]
+
+
+def test_a_block_ends_with_its_ttl_in_every_tier(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1, ttl_s=10.0)
+    rig.now_s += 9.9
+    assert rig.tiers(store, 1) == ["host"]
+    rig.now_s += 24 * 3600.0
+    assert rig.tiers(store, 1) == [None]
+    store.flush(5.0)
+    assert not rig.medium.frames
+    assert rig.counts(store, "host")["expirations"] == rig.counts(store, "disk")["expirations"] == 1
+
+
+def test_a_hit_extends_a_ttl_and_never_shortens_it(rig) -> None:
+    store = rig.open(config=StoreConfig(default_ttl_s=None))
+    rig.put(store, 1, ttl_s=10.0)
+    store.touch([rig.key(1)], ttl_s=100.0)
+    store.touch([rig.key(1)], ttl_s=1.0)
+    rig.now_s += 99.0
+    assert rig.tiers(store, 1) == ["host"]
+
+
+def test_a_ttl_survives_a_restart_and_is_not_counted_anew(rig) -> None:
+    rig.put(rig.open(), 1, ttl_s=10.0)
+    rig.stores[0].close()
+    rig.now_s += 10.0
+    assert rig.tiers(rig.open(), 1) == [None]
+    assert not rig.medium.frames
+
+
+def test_a_namespace_leaves_its_manifest_on_the_medium(rig) -> None:
+    rig.open().register_namespace(NAMESPACE)
+    assert Namespace.from_manifest(rig.medium.manifests[NAMESPACE.digest]) == NAMESPACE
+
+
+def test_clear_empties_every_tier_but_for_what_is_in_use(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1, 2)
+    hit = store.lookup([rig.key(2)])
+    assert store.clear() == 1
+    store.flush(5.0)
+    assert rig.tiers(store, 1, 2) == [None, "host"]
+    hit.release()
+
+
+def test_statistics_name_the_tiers_from_the_fastest(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    store.device_added(rig.key(1), b"")
+    tiers = store.statistics().tiers
+    assert [(tier.name, tier.num_blocks) for tier in tiers] == [("device", 1), ("host", 1), ("disk", 1)]
+    assert tiers[1].used_bytes == 4096
+    assert store.health().state is State.OK
+
+
+def test_a_closed_store_takes_nothing_and_says_so(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    store.close()
+    assert store.reserve(NAMESPACE, rig.key(2), b"", 4096) is None
+    with pytest.raises(StoreClosedError):
+        rig.get(store, 1)
+    assert store.health().state is State.UNHEALTHY
+    assert rig.medium.is_closed
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_an_absurd_budget_is_refused(budget: int) -> None:
+    with pytest.raises(ConfigError, match="host_bytes: must be positive"):
+        TierConfig("host", budget)
+
+
+def test_a_tier_cannot_be_called_device() -> None:
+    with pytest.raises(ConfigError, match="device"):
+        TierConfig("device", 1)
+
+
+@pytest.mark.parametrize("config", [{"default_ttl_s": 0.0}, {"audit_share": 1.5}])
+def test_absurd_times_and_shares_are_refused(config) -> None:
+    with pytest.raises(ConfigError):
+        StoreConfig(**config)

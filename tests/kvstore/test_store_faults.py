@@ -1,0 +1,253 @@
+"""Faults of media end in the store: a miss, a count, a word in health; never an exception, never a leak."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kvstore.errors import BackendError, OutOfSpaceError
+from kvstore.statistics import State
+from kvstore.store import StoreConfig
+
+
+def raising(operation, error):
+    def fail(called, _key):
+        if called == operation:
+            raise error
+
+    return fail
+
+
+def stored_on_disk(rig, *numbers):
+    """Return a store, just restarted, whose blocks are on disk alone."""
+    rig.put(rig.open(), *numbers)
+    rig.stores[0].close()
+    return rig.open()
+
+
+def test_case_6_a_flipped_byte_is_a_counted_miss_and_the_block_is_dropped(rig) -> None:
+    store = stored_on_disk(rig, 1, 2)
+    header, payload = rig.medium.frames[rig.key(1)]
+    rig.medium.frames[rig.key(1)] = header, bytes([payload[0] ^ 1]) + payload[1:]
+    assert not rig.get(store, 1)
+    assert rig.get(store, 2)
+    assert rig.counts(store, "disk")["corrupt"] == 1
+    store.flush(5.0)
+    assert rig.key(1) not in rig.medium.frames
+    assert rig.tiers(store, 1) == [None]
+
+
+def test_case_6_a_block_cut_short_is_a_counted_miss(rig) -> None:
+    store = stored_on_disk(rig, 1)
+    header, payload = rig.medium.frames[rig.key(1)]
+    rig.medium.frames[rig.key(1)] = header, payload[:-1]
+    assert not rig.get(store, 1)
+    assert rig.counts(store, "disk")["missing"] == 1
+
+
+def test_case_6_a_value_swapped_with_another_keys_is_a_counted_miss(rig) -> None:
+    store = stored_on_disk(rig, 1, 2)
+    frames = rig.medium.frames
+    frames[rig.key(1)], frames[rig.key(2)] = frames[rig.key(2)], frames[rig.key(1)]
+    assert not rig.get(store, 1)
+    assert not rig.get(store, 2)
+    assert rig.counts(store, "disk")["corrupt"] == 2
+
+
+def test_a_flipped_byte_in_our_own_memory_is_found_where_the_audit_looks(rig) -> None:
+    store = rig.open(disk_blocks=0, config=StoreConfig(audit_share=1.0))
+    reservation = store.reserve(rig.namespace, rig.key(1), b"", 4096)
+    reservation.view[:] = rig.payload(1)
+    view = reservation.view
+    reservation.commit()
+    view[100] ^= 1
+    assert not rig.get(store, 1)
+    assert rig.counts(store, "host")["corrupt"] == 1
+
+
+def test_case_10_a_block_gone_between_lookup_and_load_is_a_miss(rig) -> None:
+    store = stored_on_disk(rig, 1)
+    hit = store.lookup([rig.key(1)])
+    rig.medium.frames.clear()
+    ticket = store.load(hit, 0, rig.now_s + 5)
+    assert ticket.wait(5.0)
+    assert ticket.take() is None
+    hit.release()
+    store.check()
+
+
+def test_case_11_a_backend_that_raises_once_is_counted_and_used_again(rig) -> None:
+    store = stored_on_disk(rig, 1, 2)
+    rig.medium.fail = raising("get", BackendError("disk", "get", "input/output error"))
+    assert not rig.get(store, 1)
+    rig.medium.fail = lambda _operation, _key: None
+    assert rig.get(store, 1), "a fault is not a verdict on the block"
+    assert rig.get(store, 2)
+    assert rig.put(store, 3) == 1
+    assert rig.counts(store, "disk")["read_faults"] == 1
+    assert store.statistics().staging_bytes == 0
+
+
+def test_any_exception_of_a_plugin_is_a_fault_like_another(rig) -> None:
+    store = rig.open()
+    rig.medium.fail = raising("put", KeyError("not a BackendError"))
+    rig.put(store, 1)
+    assert rig.counts(store, "disk")["write_faults"] == 1
+    assert rig.tiers(store, 1) == ["host"]
+
+
+def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig) -> None:
+    store = stored_on_disk(rig, 1)
+    rig.medium.fail = raising("get", BackendError("disk", "get", "input/output error"))
+    for _ in range(3):
+        assert not rig.get(store, 1)
+    assert rig.tiers(store, 1) == [None], "lookups no longer count on the tier"
+    health = store.health()
+    assert health.state is State.DEGRADED
+    assert health.tiers["disk"].reason == "reads paused: disk: get failed: input/output error"
+    rig.medium.fail = lambda _operation, _key: None
+    rig.now_s += 5.0
+    assert rig.get(store, 1)
+    assert store.health().state is State.OK
+
+
+def test_case_15_a_full_disk_keeps_serving_and_says_so_in_health(rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    rig.medium.fail = raising("put", OutOfSpaceError("disk", "put", "no space left on device"))
+    for number in (2, 3, 4, 5, 6):
+        rig.put(store, number)
+    assert all(rig.get(store, number) for number in range(1, 7))
+    assert "no space left on device" in store.health().tiers["disk"].reason
+    assert rig.counts(store, "disk")["write_faults"] == 3, "then writes pause"
+    assert rig.counts(store, "disk")["dropped_stores"] == 2
+
+
+def test_case_15_one_block_that_cannot_be_removed_stops_nothing(rig) -> None:
+    store = rig.open(host_blocks=0, disk_blocks=2)
+    rig.put(store, 1)
+    rig.put(store, 2)
+
+    def refuse_to_delete_1(operation, key):
+        if (operation, key) == ("delete", rig.key(1)):
+            raise BackendError("disk", "delete", "operation not permitted")
+
+    rig.medium.fail = refuse_to_delete_1
+    for number in (3, 4, 5):
+        rig.put(store, number)
+        assert len(rig.medium.frames) == 2, "the budget holds"
+    assert rig.get(store, 5)
+    assert not rig.get(store, 1)
+    reason = store.health().tiers["disk"].reason
+    assert reason == "1 blocks cannot be removed: disk: delete failed: operation not permitted"
+    rig.medium.fail = lambda _operation, _key: None
+    rig.put(store, 6)
+    assert set(rig.medium.frames) == {rig.key(5), rig.key(6)}
+    assert store.health().state is State.OK
+
+
+def test_a_medium_that_deletes_nothing_pauses_writes(rig) -> None:
+    store = rig.open(host_blocks=0, disk_blocks=8)
+    for number in range(8):
+        rig.put(store, number)
+    rig.medium.fail = raising("delete", BackendError("disk", "delete", "read-only file system"))
+    for number in range(8, 30):
+        rig.put(store, number)
+    assert sum(rig.get(store, number) for number in range(8)) >= 5, "what is there stays useful"
+    assert "read-only file system" in store.health().tiers["disk"].reason
+
+
+def test_case_14_a_load_that_never_answers_is_given_up_at_its_deadline(rig) -> None:
+    store = stored_on_disk(rig, 1)
+    may_answer = threading.Event()
+    rig.medium.fail = lambda operation, _key: may_answer.wait(10.0) if operation == "get" else None
+    hit = store.lookup([rig.key(1)])
+    ticket = store.load(hit, 0, rig.now_s + 0.1)
+    assert not ticket.wait(0.05)
+    rig.now_s += 0.2
+    ticket.abandon()
+    ticket.abandon()
+    hit.release()
+    assert rig.counts(store, "disk")["late_loads"] == 1
+    assert store.statistics().staging_bytes == 4096, "the slot stays reserved until the transfer has reported"
+    may_answer.set()
+    wait_until(lambda: store.statistics().staging_bytes == 0)
+    assert store.num_holds == 0
+
+
+def test_a_load_that_is_cancelled_in_time_is_no_fault(rig) -> None:
+    store = stored_on_disk(rig, 1)
+    may_answer = threading.Event()
+    rig.medium.fail = lambda operation, _key: may_answer.wait(10.0) if operation == "get" else None
+    hit = store.lookup([rig.key(1)])
+    store.load(hit, 0, rig.now_s + 5).abandon()
+    hit.release()
+    may_answer.set()
+    wait_until(lambda: store.num_holds == 0)
+    assert rig.counts(store, "disk")["late_loads"] == 0
+
+
+def test_one_block_wanted_by_many_is_read_once(rig) -> None:
+    store = stored_on_disk(rig, 1)
+    may_answer = threading.Event()
+    reads = []
+
+    def slow_get(operation, key):
+        if operation == "get":
+            reads.append(key)
+            may_answer.wait(10.0)
+
+    rig.medium.fail = slow_get
+    hits = [store.lookup([rig.key(1)]) for _ in range(5)]
+    called = threading.Semaphore(0)
+    tickets = [store.load(hit, 0, rig.now_s + 5, called.release) for hit in hits]
+    may_answer.set()
+    for _ in tickets:
+        assert called.acquire(timeout=5.0)
+    blocks = [ticket.take() for ticket in tickets]
+    assert all(block is not None and block.data == rig.payload(1) for block in blocks)
+    assert len(reads) == 1
+    for block, hit in zip(blocks, hits, strict=True):
+        block.release()
+        hit.release()
+
+
+def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig) -> None:
+    store = rig.open(host_blocks=16, disk_blocks=0)
+    for number in range(40):
+        small = memoryview(bytes(5000))
+        store.put(rig.namespace, rig.key(1000 + number), b"", small)
+    assert rig.put(store, 1, 2, 3) == 3
+    assert rig.tiers(store, 1, 2, 3) == ["host"] * 3
+
+
+def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig) -> None:
+    store = rig.open()
+    may_end = threading.Event()
+    rig.medium.fail = lambda _operation, _key: may_end.wait(20.0)
+    rig.put(store, 1, 2, 3, flush=False)
+    began_s = time.monotonic()
+    store.close(0.5)
+    assert time.monotonic() - began_s < 1.0
+    may_end.set()
+    wait_until(lambda: store.num_holds == 0)
+
+
+def test_a_full_write_queue_drops_the_write_and_counts_it(rig) -> None:
+    store = rig.open(max_queued_writes=1)
+    may_write = threading.Event()
+    rig.medium.fail = lambda operation, _key: may_write.wait(10.0) if operation == "put" else None
+    began_s = time.monotonic()
+    rig.put(store, 1, 2, 3, 4, 5, flush=False)
+    assert time.monotonic() - began_s < 1.0, "storing never waits for a lower tier"
+    may_write.set()
+    store.flush(5.0)
+    assert rig.counts(store, "disk")["dropped_stores"] >= 3
+    assert all(rig.get(store, number) for number in (1, 2, 3, 4, 5))
+
+
+def wait_until(condition, timeout_s: float = 5.0) -> None:
+    ends_at_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends_at_s, "waited in vain"
+        time.sleep(0.005)

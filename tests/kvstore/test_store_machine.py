@@ -1,0 +1,110 @@
+"""Whatever happens in whatever order: books in order, budgets kept, every block's bytes its own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvstore.errors import BackendError, LeaseExpiredError
+from kvstore.tier import WriteMode
+
+NUM_BLOCKS = 24
+
+
+class Life:
+    """Random operations on a store whose medium is flaky."""
+
+    def __init__(self, rig, seed: int, write_mode: WriteMode) -> None:
+        self.rig = rig
+        self.rng = random.Random(seed)
+        self.store = rig.open(host_blocks=4, disk_blocks=9, write_mode=write_mode)
+        self.hits, self.tickets, self.blocks = [], [], []
+        rig.medium.fail = self.flaky
+
+    def flaky(self, operation, _key):
+        if operation != "close" and self.rng.random() < 0.03:
+            raise BackendError("disk", operation, "flaky")
+
+    def some_keys(self):
+        return [self.rig.key(self.rng.randrange(NUM_BLOCKS)) for _ in range(4)]
+
+    def put(self):
+        start = self.rng.randrange(NUM_BLOCKS)
+        self.rig.put(self.store, *range(start, min(start + 4, NUM_BLOCKS)), flush=False)
+
+    def look_up(self):
+        self.hits.append(self.store.lookup(self.some_keys(), lease_s=self.rng.choice([0.5, 50.0])))
+
+    def load(self):
+        hit, index = (
+            self.rng.choice(self.hits or [self.store.lookup(self.some_keys())]),
+            self.rng.randrange(4),
+        )
+        try:
+            self.tickets.append((hit.keys[index], self.store.load(hit, index, self.rig.now_s + 1.0)))
+        except LeaseExpiredError:
+            assert not hit.is_leased
+        if hit not in self.hits:
+            hit.release()
+
+    def take(self):
+        if not self.tickets:
+            return
+        key, ticket = self.tickets.pop(self.rng.randrange(len(self.tickets)))
+        if self.rng.random() < 0.3:
+            ticket.abandon()
+        elif ticket.wait(5.0) and (block := ticket.take()) is not None:
+            self.blocks.append((key, block))
+
+    def let_go(self):
+        if self.blocks:
+            key, block = self.blocks.pop(self.rng.randrange(len(self.blocks)))
+            assert block.data == self.rig.payload(int.from_bytes(key, "big")), "lent bytes never change"
+            block.release()
+
+    def release(self):
+        if self.hits:
+            self.hits.pop(self.rng.randrange(len(self.hits))).release()
+
+    def forget(self):
+        self.store.evict(self.some_keys())
+
+    def tick(self):
+        self.rig.now_s += self.rng.choice([0.1, 1.0, 6.0])
+
+    def check(self):
+        self.store.check()
+        _, host, disk = self.store.statistics().tiers
+        assert host.used_bytes <= host.budget_bytes
+        assert disk.used_bytes <= disk.budget_bytes
+        assert self.rig.medium.stats().occupied_bytes <= disk.budget_bytes
+
+    def end(self):
+        self.rig.medium.fail = lambda _operation, _key: None
+        for _, ticket in self.tickets:
+            ticket.abandon()
+        for held in [*self.hits, *(block for _, block in self.blocks)]:
+            held.release()
+        assert self.store.flush(5.0)
+
+
+@pytest.mark.parametrize("write_mode", list(WriteMode))
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_life(rig, seed: int, write_mode: WriteMode) -> None:
+    life = Life(rig, seed, write_mode)
+    actions = [
+        life.put,
+        life.put,
+        life.look_up,
+        life.load,
+        life.take,
+        life.let_go,
+        life.release,
+        life.forget,
+        life.tick,
+    ]
+    for _ in range(400):
+        life.rng.choice(actions)()
+        life.check()
+    life.end()

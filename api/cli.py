@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from api.commands.demo import demo
 from api.commands.doctor import doctor
 from api.commands.generate import generate
 from api.commands.serve import serve
@@ -44,6 +45,7 @@ def build_cli() -> typer.Typer:
     cli.callback()(_start)
     cli.command("serve")(serve)
     cli.command("generate")(generate)
+    cli.command("demo")(demo)
     cli.command("doctor")(doctor)
     cli.command("version")(show_version)
     return cli

@@ -52,7 +52,7 @@ class DiskBackend:
     """
 
     @_reporting("open")
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self._folder = DiskFolder(Path(path))
         try:
             self._files = FrameFiles(self._folder.temporary())
@@ -134,8 +134,10 @@ class DiskBackend:
 
     def close(self) -> None:
         if self._calls.close():
-            self._index.close()
-            self._folder.unlock()
+            try:
+                self._index.close()
+            finally:
+                self._folder.unlock()
 
     def check(self) -> None:
         """Raise ``InvariantError`` when the bookkeeping contradicts itself."""

@@ -40,8 +40,14 @@ class DiskFolder:
         self._blocks = str(self.blocks)
         self._numbers = count()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (path, root, self.blocks, self.namespaces, self.tmp):
+            for folder in (
+                *reversed(path.absolute().parents),
+                path,
+                root,
+                self.blocks,
+                self.namespaces,
+                self.tmp,
+            ):
                 folder.mkdir(mode=0o700, exist_ok=True)
             self._lock = _lock(root / "lock")
         except OSError as error:

@@ -36,7 +36,6 @@ class DiskIndex:
         self._leaving: dict[bytes, int] = {}
         self._occupied_bytes = sum(file_bytes(entry.payload_bytes) for entry in self._present.values())
         self._queue: list[bytes] = []
-        self._closed = False
         self.num_lost_records = 0
         self._lock = Lock()  # held for bookkeeping only
         self._writing = Lock()  # held while the journal is written; only ``close`` waits for it
@@ -124,10 +123,9 @@ class DiskIndex:
         self._write_queue()
 
     def close(self) -> None:
-        """Write the journal anew, in order of use, and let go of it."""
+        """Write the journal anew, in order of use, and let go of it; nothing is called after this."""
         with self._writing:
             with self._lock:
-                self._closed = True
                 queue, self._queue = self._queue, []
             self._append(queue)
             self._compact()
@@ -166,8 +164,6 @@ class DiskIndex:
     def _write_some(self) -> None:
         with self._lock:
             queue, self._queue = self._queue, []
-            if self._closed:
-                return
             mostly_dead = self._num_dead_records > max(MIN_DEAD_RECORDS, len(self._present))
         if not (mostly_dead and self._compact()):
             self._append(queue)

@@ -39,9 +39,8 @@ class Sweep:
                 return
             with suppress(OSError):
                 self._look_at(path, found)
-        for other in self._folder.path.iterdir():
-            if other.name != FORMAT:
-                self.foreign_bytes += sum(_size(path) for path in (other, *_files(other)))
+        others = [path for path in self._folder.path.iterdir() if path.name != FORMAT]
+        self.foreign_bytes += sum(_size(path) for other in others for path in _files(other))
 
     def _look_at(self, path: Path, found: Callable[[Header], None]) -> None:
         key = _key_of(path)
@@ -63,6 +62,8 @@ class Sweep:
 
 
 def _files(folder: Path) -> Iterator[Path]:
+    if folder.is_file():
+        yield folder
     for parent, _, names in os.walk(folder):
         for name in names:
             yield Path(parent, name)

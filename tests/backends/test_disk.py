@@ -177,10 +177,11 @@ def test_folders_and_files_are_for_their_owner_alone(disk: DiskBackend, folder: 
 # Opening
 
 
-def test_missing_parents_are_made(tmp_path: Path) -> None:
+def test_missing_parents_are_made_for_their_owner_alone(tmp_path: Path) -> None:
     with closing(DiskBackend(tmp_path / "a" / "b" / "kv")) as disk:
         put(disk, make_key("a"), b"x")
         assert get(disk, make_key("a"), 1) == b"x"
+    assert (tmp_path / "a").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])

@@ -7,11 +7,12 @@ from kvstore.namespace import Namespace
 from kvstore.statistics import State
 from kvstore.store import StoreConfig
 from kvstore.tier import TierConfig, WriteMode
+from tests.kvstore.conftest import Rig
 
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 
 
-def test_what_is_stored_is_loaded_from_memory(rig) -> None:
+def test_what_is_stored_is_loaded_from_memory(rig: Rig) -> None:
     store = rig.open()
     assert rig.put(store, 1, 2) == 2
     assert rig.get(store, 1)
@@ -19,7 +20,7 @@ def test_what_is_stored_is_loaded_from_memory(rig) -> None:
     assert not rig.get(store, 3)
 
 
-def test_a_lookup_says_the_fastest_tier_of_each_block_and_shows_holes(rig) -> None:
+def test_a_lookup_says_the_fastest_tier_of_each_block_and_shows_holes(rig: Rig) -> None:
     rig.put(rig.open(), 1, 2, 3, 4)
     rig.stores[0].close()
     store = rig.open()
@@ -32,7 +33,7 @@ def test_a_lookup_says_the_fastest_tier_of_each_block_and_shows_holes(rig) -> No
     hit.release()
 
 
-def test_a_block_reaches_the_lower_tier_behind_and_is_loaded_from_there_after_a_restart(rig) -> None:
+def test_a_block_reaches_the_lower_tier_behind_and_is_loaded_from_there_after_a_restart(rig: Rig) -> None:
     rig.put(rig.open(), 1, 2)
     rig.stores[0].close()
     store = rig.open()
@@ -42,14 +43,14 @@ def test_a_block_reaches_the_lower_tier_behind_and_is_loaded_from_there_after_a_
     assert rig.counts(store, "host")["promotions"] == 1
 
 
-def test_a_second_store_of_the_same_block_does_nothing(rig) -> None:
+def test_a_second_store_of_the_same_block_does_nothing(rig: Rig) -> None:
     store = rig.open()
     assert rig.put(store, 1) == 1
     assert rig.put(store, 1) == 0
     assert rig.counts(store, "disk")["stores"] == 1
 
 
-def test_an_aborted_reservation_leaves_nothing_behind(rig) -> None:
+def test_an_aborted_reservation_leaves_nothing_behind(rig: Rig) -> None:
     store = rig.open()
     reservation = store.reserve(NAMESPACE, rig.key(1), b"", 4096)
     assert reservation is not None
@@ -59,7 +60,7 @@ def test_an_aborted_reservation_leaves_nothing_behind(rig) -> None:
     assert rig.put(store, 1) == 1
 
 
-def test_a_reserved_block_is_not_visible_before_it_is_committed(rig) -> None:
+def test_a_reserved_block_is_not_visible_before_it_is_committed(rig: Rig) -> None:
     store = rig.open()
     reservation = store.reserve(NAMESPACE, rig.key(1), b"", 4096)
     assert reservation is not None
@@ -70,12 +71,12 @@ def test_a_reserved_block_is_not_visible_before_it_is_committed(rig) -> None:
     assert rig.tiers(store, 1) == ["host"]
 
 
-def test_a_partial_block_is_not_taken(rig) -> None:
+def test_a_partial_block_is_not_taken(rig: Rig) -> None:
     store = rig.open()
     assert store.reserve(NAMESPACE, rig.key(1), b"", 4096, num_tokens=15) is None
 
 
-def test_leaves_make_way_for_newcomers_and_the_root_stays(rig) -> None:
+def test_leaves_make_way_for_newcomers_and_the_root_stays(rig: Rig) -> None:
     store = rig.open(host_blocks=4, disk_blocks=0)
     rig.put(store, 1, 2, 3, 4)
     rig.put(store, 9)
@@ -83,7 +84,7 @@ def test_leaves_make_way_for_newcomers_and_the_root_stays(rig) -> None:
     assert rig.counts(store, "host")["evictions"] == 1
 
 
-def test_leased_blocks_are_not_evicted(rig) -> None:
+def test_leased_blocks_are_not_evicted(rig: Rig) -> None:
     store = rig.open(host_blocks=2, disk_blocks=0)
     rig.put(store, 1, 2)
     hit = store.lookup([rig.key(1), rig.key(2)])
@@ -93,7 +94,7 @@ def test_leased_blocks_are_not_evicted(rig) -> None:
     assert rig.put(store, 3) == 1
 
 
-def test_a_lease_is_over_at_its_deadline(rig) -> None:
+def test_a_lease_is_over_at_its_deadline(rig: Rig) -> None:
     store = rig.open(host_blocks=2, disk_blocks=0)
     rig.put(store, 1, 2)
     hit = store.lookup([rig.key(1), rig.key(2)], lease_s=0.5)
@@ -104,7 +105,7 @@ def test_a_lease_is_over_at_its_deadline(rig) -> None:
     assert rig.put(store, 3) == 1, "an overdue lease holds nothing"
 
 
-def test_a_forgotten_lease_is_given_back_by_the_next_lookup(rig) -> None:
+def test_a_forgotten_lease_is_given_back_by_the_next_lookup(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1)
     store.lookup([rig.key(1)], lease_s=1.0)
@@ -113,7 +114,7 @@ def test_a_forgotten_lease_is_given_back_by_the_next_lookup(rig) -> None:
     assert store.num_holds == 0
 
 
-def test_a_released_hit_cannot_be_loaded_from(rig) -> None:
+def test_a_released_hit_cannot_be_loaded_from(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1)
     hit = store.lookup([rig.key(1)])
@@ -123,7 +124,7 @@ def test_a_released_hit_cannot_be_loaded_from(rig) -> None:
         store.load(hit, 0, rig.now_s + 1)
 
 
-def test_a_loaded_block_stays_valid_until_it_is_released(rig) -> None:
+def test_a_loaded_block_stays_valid_until_it_is_released(rig: Rig) -> None:
     store = rig.open(host_blocks=1, disk_blocks=0)
     rig.put(store, 1)
     hit = store.lookup([rig.key(1)])
@@ -140,7 +141,7 @@ def test_a_loaded_block_stays_valid_until_it_is_released(rig) -> None:
         _ = block.data
 
 
-def test_a_host_tier_smaller_than_what_passes_through_keeps_storing_below(rig) -> None:
+def test_a_host_tier_smaller_than_what_passes_through_keeps_storing_below(rig: Rig) -> None:
     store = rig.open(host_blocks=1, disk_blocks=32)
     for number in range(20):
         rig.put(store, number)
@@ -148,7 +149,7 @@ def test_a_host_tier_smaller_than_what_passes_through_keeps_storing_below(rig) -
     assert all(rig.get(store, number) for number in range(20))
 
 
-def test_without_a_host_tier_blocks_go_straight_to_disk(rig) -> None:
+def test_without_a_host_tier_blocks_go_straight_to_disk(rig: Rig) -> None:
     store = rig.open(host_blocks=0)
     rig.put(store, 1, 2)
     assert rig.tiers(store, 1, 2) == ["disk", "disk"]
@@ -156,7 +157,7 @@ def test_without_a_host_tier_blocks_go_straight_to_disk(rig) -> None:
     assert store.statistics().staging_bytes == 0
 
 
-def test_the_disk_stays_within_its_budget(rig) -> None:
+def test_the_disk_stays_within_its_budget(rig: Rig) -> None:
     store = rig.open(host_blocks=0, disk_blocks=3)
     for number in range(10):
         rig.put(store, number)
@@ -164,7 +165,7 @@ def test_the_disk_stays_within_its_budget(rig) -> None:
     assert rig.tiers(store, 9, 8, 7, 6) == ["disk", "disk", "disk", None]
 
 
-def test_write_back_stores_what_the_host_tier_evicts(rig) -> None:
+def test_write_back_stores_what_the_host_tier_evicts(rig: Rig) -> None:
     store = rig.open(host_blocks=2, write_mode=WriteMode.BACK)
     rig.put(store, 1)
     rig.put(store, 2)
@@ -176,7 +177,7 @@ def test_write_back_stores_what_the_host_tier_evicts(rig) -> None:
         assert store.flush(5.0)
 
 
-def test_second_use_stores_what_is_hit_again(rig) -> None:
+def test_second_use_stores_what_is_hit_again(rig: Rig) -> None:
     store = rig.open(write_mode=WriteMode.SECOND_USE)
     rig.put(store, 1)
     rig.put(store, 2)
@@ -185,7 +186,7 @@ def test_second_use_stores_what_is_hit_again(rig) -> None:
     assert list(rig.medium.frames) == [rig.key(2)]
 
 
-def test_a_block_ends_with_its_ttl_in_every_tier(rig) -> None:
+def test_a_block_ends_with_its_ttl_in_every_tier(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1, ttl_s=10.0)
     rig.now_s += 9.9
@@ -197,7 +198,7 @@ def test_a_block_ends_with_its_ttl_in_every_tier(rig) -> None:
     assert rig.counts(store, "host")["expirations"] == rig.counts(store, "disk")["expirations"] == 1
 
 
-def test_a_hit_extends_a_ttl_and_never_shortens_it(rig) -> None:
+def test_a_hit_extends_a_ttl_and_never_shortens_it(rig: Rig) -> None:
     store = rig.open(config=StoreConfig(default_ttl_s=None))
     rig.put(store, 1, ttl_s=10.0)
     store.touch([rig.key(1)], ttl_s=100.0)
@@ -206,7 +207,7 @@ def test_a_hit_extends_a_ttl_and_never_shortens_it(rig) -> None:
     assert rig.tiers(store, 1) == ["host"]
 
 
-def test_a_ttl_survives_a_restart_and_is_not_counted_anew(rig) -> None:
+def test_a_ttl_survives_a_restart_and_is_not_counted_anew(rig: Rig) -> None:
     rig.put(rig.open(), 1, ttl_s=10.0)
     rig.stores[0].close()
     rig.now_s += 10.0
@@ -214,12 +215,12 @@ def test_a_ttl_survives_a_restart_and_is_not_counted_anew(rig) -> None:
     assert not rig.medium.frames
 
 
-def test_a_namespace_leaves_its_manifest_on_the_medium(rig) -> None:
+def test_a_namespace_leaves_its_manifest_on_the_medium(rig: Rig) -> None:
     rig.open().register_namespace(NAMESPACE)
     assert Namespace.from_manifest(rig.medium.manifests[NAMESPACE.digest]) == NAMESPACE
 
 
-def test_clear_empties_every_tier_but_for_what_is_in_use(rig) -> None:
+def test_clear_empties_every_tier_but_for_what_is_in_use(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1, 2)
     hit = store.lookup([rig.key(2)])
@@ -229,7 +230,7 @@ def test_clear_empties_every_tier_but_for_what_is_in_use(rig) -> None:
     hit.release()
 
 
-def test_statistics_name_the_tiers_from_the_fastest(rig) -> None:
+def test_statistics_name_the_tiers_from_the_fastest(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1)
     store.device_added(rig.key(1), b"")
@@ -239,7 +240,7 @@ def test_statistics_name_the_tiers_from_the_fastest(rig) -> None:
     assert store.health().state is State.OK
 
 
-def test_a_closed_store_takes_nothing_and_says_so(rig) -> None:
+def test_a_closed_store_takes_nothing_and_says_so(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1)
     store.close()
@@ -261,7 +262,8 @@ def test_a_tier_cannot_be_called_device() -> None:
         TierConfig("device", 1)
 
 
-@pytest.mark.parametrize("config", [{"default_ttl_s": 0.0}, {"audit_share": 1.5}])
-def test_absurd_times_and_shares_are_refused(config) -> None:
-    with pytest.raises(ConfigError):
-        StoreConfig(**config)
+def test_absurd_times_and_shares_are_refused() -> None:
+    with pytest.raises(ConfigError, match="default_ttl_s: must be positive"):
+        StoreConfig(default_ttl_s=0.0)
+    with pytest.raises(ConfigError, match="audit_share: must lie between 0 and 1"):
+        StoreConfig(audit_share=1.5)

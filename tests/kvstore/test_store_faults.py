@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from kvstore.errors import BackendError, OutOfSpaceError
 from kvstore.statistics import State
-from kvstore.store import StoreConfig
+from kvstore.store import StoreConfig, TieredStore
+from tests.kvstore.conftest import Rig
 
 
-def raising(operation, error):
-    def fail(called, _key):
+def raising(operation: str, error: Exception) -> Callable[[str, bytes], None]:
+    """Return a fault of one kind of operation."""
+
+    def fail(called: str, _key: bytes) -> None:
         if called == operation:
             raise error
 
     return fail
 
 
-def stored_on_disk(rig, *numbers):
+def waiting(operation: str, until: threading.Event) -> Callable[[str, bytes], None]:
+    """Return a medium that does not answer one kind of operation until it is let."""
+
+    def fail(called: str, _key: bytes) -> None:
+        if called == operation:
+            until.wait(10.0)
+
+    return fail
+
+
+def stored_on_disk(rig: Rig, *numbers: int) -> TieredStore:
     """Return a store, just restarted, whose blocks are on disk alone."""
     rig.put(rig.open(), *numbers)
     rig.stores[0].close()
     return rig.open()
 
 
-def test_case_6_a_flipped_byte_is_a_counted_miss_and_the_block_is_dropped(rig) -> None:
+def test_case_6_a_flipped_byte_is_a_counted_miss_and_the_block_is_dropped(rig: Rig) -> None:
     store = stored_on_disk(rig, 1, 2)
     header, payload = rig.medium.frames[rig.key(1)]
     rig.medium.frames[rig.key(1)] = header, bytes([payload[0] ^ 1]) + payload[1:]
@@ -37,7 +51,7 @@ def test_case_6_a_flipped_byte_is_a_counted_miss_and_the_block_is_dropped(rig) -
     assert rig.tiers(store, 1) == [None]
 
 
-def test_case_6_a_block_cut_short_is_a_counted_miss(rig) -> None:
+def test_case_6_a_block_cut_short_is_a_counted_miss(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     header, payload = rig.medium.frames[rig.key(1)]
     rig.medium.frames[rig.key(1)] = header, payload[:-1]
@@ -45,7 +59,7 @@ def test_case_6_a_block_cut_short_is_a_counted_miss(rig) -> None:
     assert rig.counts(store, "disk")["missing"] == 1
 
 
-def test_case_6_a_value_swapped_with_another_keys_is_a_counted_miss(rig) -> None:
+def test_case_6_a_value_swapped_with_another_keys_is_a_counted_miss(rig: Rig) -> None:
     store = stored_on_disk(rig, 1, 2)
     frames = rig.medium.frames
     frames[rig.key(1)], frames[rig.key(2)] = frames[rig.key(2)], frames[rig.key(1)]
@@ -54,9 +68,10 @@ def test_case_6_a_value_swapped_with_another_keys_is_a_counted_miss(rig) -> None
     assert rig.counts(store, "disk")["corrupt"] == 2
 
 
-def test_a_flipped_byte_in_our_own_memory_is_found_where_the_audit_looks(rig) -> None:
+def test_a_flipped_byte_in_our_own_memory_is_found_where_the_audit_looks(rig: Rig) -> None:
     store = rig.open(disk_blocks=0, config=StoreConfig(audit_share=1.0))
     reservation = store.reserve(rig.namespace, rig.key(1), b"", 4096)
+    assert reservation is not None
     reservation.view[:] = rig.payload(1)
     view = reservation.view
     reservation.commit()
@@ -65,7 +80,7 @@ def test_a_flipped_byte_in_our_own_memory_is_found_where_the_audit_looks(rig) ->
     assert rig.counts(store, "host")["corrupt"] == 1
 
 
-def test_case_10_a_block_gone_between_lookup_and_load_is_a_miss(rig) -> None:
+def test_case_10_a_block_gone_between_lookup_and_load_is_a_miss(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     hit = store.lookup([rig.key(1)])
     rig.medium.frames.clear()
@@ -76,7 +91,7 @@ def test_case_10_a_block_gone_between_lookup_and_load_is_a_miss(rig) -> None:
     store.check()
 
 
-def test_case_11_a_backend_that_raises_once_is_counted_and_used_again(rig) -> None:
+def test_case_11_a_backend_that_raises_once_is_counted_and_used_again(rig: Rig) -> None:
     store = stored_on_disk(rig, 1, 2)
     rig.medium.fail = raising("get", BackendError("disk", "get", "input/output error"))
     assert not rig.get(store, 1)
@@ -88,7 +103,7 @@ def test_case_11_a_backend_that_raises_once_is_counted_and_used_again(rig) -> No
     assert store.statistics().staging_bytes == 0
 
 
-def test_any_exception_of_a_plugin_is_a_fault_like_another(rig) -> None:
+def test_any_exception_of_a_plugin_is_a_fault_like_another(rig: Rig) -> None:
     store = rig.open()
     rig.medium.fail = raising("put", KeyError("not a BackendError"))
     rig.put(store, 1)
@@ -96,7 +111,7 @@ def test_any_exception_of_a_plugin_is_a_fault_like_another(rig) -> None:
     assert rig.tiers(store, 1) == ["host"]
 
 
-def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig) -> None:
+def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     rig.medium.fail = raising("get", BackendError("disk", "get", "input/output error"))
     for _ in range(3):
@@ -111,7 +126,7 @@ def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig) -> None:
     assert store.health().state is State.OK
 
 
-def test_case_15_a_full_disk_keeps_serving_and_says_so_in_health(rig) -> None:
+def test_case_15_a_full_disk_keeps_serving_and_says_so_in_health(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1)
     rig.medium.fail = raising("put", OutOfSpaceError("disk", "put", "no space left on device"))
@@ -123,12 +138,12 @@ def test_case_15_a_full_disk_keeps_serving_and_says_so_in_health(rig) -> None:
     assert rig.counts(store, "disk")["dropped_stores"] == 2
 
 
-def test_case_15_one_block_that_cannot_be_removed_stops_nothing(rig) -> None:
+def test_case_15_one_block_that_cannot_be_removed_stops_nothing(rig: Rig) -> None:
     store = rig.open(host_blocks=0, disk_blocks=2)
     rig.put(store, 1)
     rig.put(store, 2)
 
-    def refuse_to_delete_1(operation, key):
+    def refuse_to_delete_1(operation: str, key: bytes) -> None:
         if (operation, key) == ("delete", rig.key(1)):
             raise BackendError("disk", "delete", "operation not permitted")
 
@@ -146,7 +161,7 @@ def test_case_15_one_block_that_cannot_be_removed_stops_nothing(rig) -> None:
     assert store.health().state is State.OK
 
 
-def test_a_medium_that_deletes_nothing_pauses_writes(rig) -> None:
+def test_a_medium_that_deletes_nothing_pauses_writes(rig: Rig) -> None:
     store = rig.open(host_blocks=0, disk_blocks=8)
     for number in range(8):
         rig.put(store, number)
@@ -157,10 +172,10 @@ def test_a_medium_that_deletes_nothing_pauses_writes(rig) -> None:
     assert "read-only file system" in store.health().tiers["disk"].reason
 
 
-def test_case_14_a_load_that_never_answers_is_given_up_at_its_deadline(rig) -> None:
+def test_case_14_a_load_that_never_answers_is_given_up_at_its_deadline(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     may_answer = threading.Event()
-    rig.medium.fail = lambda operation, _key: may_answer.wait(10.0) if operation == "get" else None
+    rig.medium.fail = waiting("get", may_answer)
     hit = store.lookup([rig.key(1)])
     ticket = store.load(hit, 0, rig.now_s + 0.1)
     assert not ticket.wait(0.05)
@@ -175,10 +190,10 @@ def test_case_14_a_load_that_never_answers_is_given_up_at_its_deadline(rig) -> N
     assert store.num_holds == 0
 
 
-def test_a_load_that_is_cancelled_in_time_is_no_fault(rig) -> None:
+def test_a_load_that_is_cancelled_in_time_is_no_fault(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     may_answer = threading.Event()
-    rig.medium.fail = lambda operation, _key: may_answer.wait(10.0) if operation == "get" else None
+    rig.medium.fail = waiting("get", may_answer)
     hit = store.lookup([rig.key(1)])
     store.load(hit, 0, rig.now_s + 5).abandon()
     hit.release()
@@ -187,12 +202,12 @@ def test_a_load_that_is_cancelled_in_time_is_no_fault(rig) -> None:
     assert rig.counts(store, "disk")["late_loads"] == 0
 
 
-def test_one_block_wanted_by_many_is_read_once(rig) -> None:
+def test_one_block_wanted_by_many_is_read_once(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     may_answer = threading.Event()
-    reads = []
+    reads: list[bytes] = []
 
-    def slow_get(operation, key):
+    def slow_get(operation: str, key: bytes) -> None:
         if operation == "get":
             reads.append(key)
             may_answer.wait(10.0)
@@ -204,15 +219,16 @@ def test_one_block_wanted_by_many_is_read_once(rig) -> None:
     may_answer.set()
     for _ in tickets:
         assert called.acquire(timeout=5.0)
-    blocks = [ticket.take() for ticket in tickets]
-    assert all(block is not None and block.data == rig.payload(1) for block in blocks)
     assert len(reads) == 1
-    for block, hit in zip(blocks, hits, strict=True):
+    for ticket, hit in zip(tickets, hits, strict=True):
+        block = ticket.take()
+        assert block is not None
+        assert block.data == rig.payload(1)
         block.release()
         hit.release()
 
 
-def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig) -> None:
+def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig: Rig) -> None:
     store = rig.open(host_blocks=16, disk_blocks=0)
     for number in range(40):
         small = memoryview(bytes(5000))
@@ -221,10 +237,10 @@ def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig) -> No
     assert rig.tiers(store, 1, 2, 3) == ["host"] * 3
 
 
-def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig) -> None:
+def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig: Rig) -> None:
     store = rig.open()
     may_end = threading.Event()
-    rig.medium.fail = lambda _operation, _key: may_end.wait(20.0)
+    rig.medium.fail = waiting("put", may_end)
     rig.put(store, 1, 2, 3, flush=False)
     began_s = time.monotonic()
     store.close(0.5)
@@ -233,10 +249,10 @@ def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig) -> None:
     wait_until(lambda: store.num_holds == 0)
 
 
-def test_a_full_write_queue_drops_the_write_and_counts_it(rig) -> None:
+def test_a_full_write_queue_drops_the_write_and_counts_it(rig: Rig) -> None:
     store = rig.open(max_queued_writes=1)
     may_write = threading.Event()
-    rig.medium.fail = lambda operation, _key: may_write.wait(10.0) if operation == "put" else None
+    rig.medium.fail = waiting("put", may_write)
     began_s = time.monotonic()
     rig.put(store, 1, 2, 3, 4, 5, flush=False)
     assert time.monotonic() - began_s < 1.0, "storing never waits for a lower tier"
@@ -246,7 +262,7 @@ def test_a_full_write_queue_drops_the_write_and_counts_it(rig) -> None:
     assert all(rig.get(store, number) for number in (1, 2, 3, 4, 5))
 
 
-def wait_until(condition, timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     ends_at_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < ends_at_s, "waited in vain"

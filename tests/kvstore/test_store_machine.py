@@ -7,7 +7,10 @@ import random
 import pytest
 
 from kvstore.errors import BackendError, LeaseExpiredError
+from kvstore.leases import Hit
+from kvstore.loading import LoadedBlock, Ticket
 from kvstore.tier import WriteMode
+from tests.kvstore.conftest import Rig
 
 NUM_BLOCKS = 24
 
@@ -15,28 +18,30 @@ NUM_BLOCKS = 24
 class Life:
     """Random operations on a store whose medium is flaky."""
 
-    def __init__(self, rig, seed: int, write_mode: WriteMode) -> None:
+    def __init__(self, rig: Rig, seed: int, write_mode: WriteMode) -> None:
         self.rig = rig
         self.rng = random.Random(seed)
         self.store = rig.open(host_blocks=4, disk_blocks=9, write_mode=write_mode)
-        self.hits, self.tickets, self.blocks = [], [], []
+        self.hits: list[Hit] = []
+        self.tickets: list[tuple[bytes, Ticket]] = []
+        self.blocks: list[tuple[bytes, LoadedBlock]] = []
         rig.medium.fail = self.flaky
 
-    def flaky(self, operation, _key):
+    def flaky(self, operation: str, _key: bytes) -> None:
         if operation != "close" and self.rng.random() < 0.03:
             raise BackendError("disk", operation, "flaky")
 
-    def some_keys(self):
+    def some_keys(self) -> list[bytes]:
         return [self.rig.key(self.rng.randrange(NUM_BLOCKS)) for _ in range(4)]
 
-    def put(self):
+    def put(self) -> None:
         start = self.rng.randrange(NUM_BLOCKS)
         self.rig.put(self.store, *range(start, min(start + 4, NUM_BLOCKS)), flush=False)
 
-    def look_up(self):
+    def look_up(self) -> None:
         self.hits.append(self.store.lookup(self.some_keys(), lease_s=self.rng.choice([0.5, 50.0])))
 
-    def load(self):
+    def load(self) -> None:
         hit, index = (
             self.rng.choice(self.hits or [self.store.lookup(self.some_keys())]),
             self.rng.randrange(4),
@@ -48,7 +53,7 @@ class Life:
         if hit not in self.hits:
             hit.release()
 
-    def take(self):
+    def take(self) -> None:
         if not self.tickets:
             return
         key, ticket = self.tickets.pop(self.rng.randrange(len(self.tickets)))
@@ -57,41 +62,43 @@ class Life:
         elif ticket.wait(5.0) and (block := ticket.take()) is not None:
             self.blocks.append((key, block))
 
-    def let_go(self):
+    def let_go(self) -> None:
         if self.blocks:
             key, block = self.blocks.pop(self.rng.randrange(len(self.blocks)))
             assert block.data == self.rig.payload(int.from_bytes(key, "big")), "lent bytes never change"
             block.release()
 
-    def release(self):
+    def release(self) -> None:
         if self.hits:
             self.hits.pop(self.rng.randrange(len(self.hits))).release()
 
-    def forget(self):
+    def forget(self) -> None:
         self.store.evict(self.some_keys())
 
-    def tick(self):
+    def tick(self) -> None:
         self.rig.now_s += self.rng.choice([0.1, 1.0, 6.0])
 
-    def check(self):
+    def check(self) -> None:
         self.store.check()
         _, host, disk = self.store.statistics().tiers
         assert host.used_bytes <= host.budget_bytes
         assert disk.used_bytes <= disk.budget_bytes
         assert self.rig.medium.stats().occupied_bytes <= disk.budget_bytes
 
-    def end(self):
+    def end(self) -> None:
         self.rig.medium.fail = lambda _operation, _key: None
         for _, ticket in self.tickets:
             ticket.abandon()
-        for held in [*self.hits, *(block for _, block in self.blocks)]:
-            held.release()
+        for hit in self.hits:
+            hit.release()
+        for _, block in self.blocks:
+            block.release()
         assert self.store.flush(5.0)
 
 
 @pytest.mark.parametrize("write_mode", list(WriteMode))
 @pytest.mark.parametrize("seed", range(8))
-def test_a_random_life(rig, seed: int, write_mode: WriteMode) -> None:
+def test_a_random_life(rig: Rig, seed: int, write_mode: WriteMode) -> None:
     life = Life(rig, seed, write_mode)
     actions = [
         life.put,

@@ -65,7 +65,7 @@ class ModelRunner:
             cache=PagedCache(self._layers, self._indices(slots)),
             use_cache=True,
             logits_to_keep=self._indices(last),
-            attend=self._attention.plan(spans, step, self._device),
+            attend=self._attention.plan(spans, step, self._model.dtype, self._device),
         )
         logits: torch.Tensor = output.logits[0].float()
         return logits

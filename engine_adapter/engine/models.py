@@ -1,0 +1,215 @@
+"""Loading a model folder for serving, and saying what shapes its keys and values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from backends.device import KVShape
+from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
+from engine_adapter.engine.checkpoint import check_checkpoint
+from engine_adapter.engine.support import Config, refusal
+from kvstore.errors import ConfigError, ModelRefusedError
+from kvstore.namespace import Namespace, canonical_json
+from kvstore.weights import weights_digest
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What a configuration says beyond the shape of its keys and values. A field that is not known here
+# stays in the namespace: at worst, equal models do not share blocks.
+_NOT_IN_NAMESPACE = frozenset(
+    {
+        "_name_or_path", "_attn_implementation", "architectures", "bos_token_id", "chunk_size_feed_forward",
+        "dtype", "eos_token_id", "id2label", "initializer_range", "label2id", "output_attentions",
+        "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "transformers_version",
+        "unk_token_id", "use_cache",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run over a pool, and the facts that the engine needs of it.
+
+    ``kv_shape`` is the shape of one block, ``context_tokens`` the longest sequence the model takes,
+    ``namespace`` the identity of its keys and values. Token ids are below ``vocab_size``.
+    """
+
+    name: str
+    model: PreTrainedModel
+    device: torch.device
+    compute_dtype: torch.dtype
+    kv_shape: KVShape
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    namespace: Namespace
+
+    def model_changed(self) -> Namespace:
+        """Take note that the weights in memory were changed, and return the namespace they have now.
+
+        Reads all weights. What was stored before is never found under the new namespace.
+        """
+        self.namespace = replace(self.namespace, weights=digest_in_memory(self.model))
+        return self.namespace
+
+
+def load_model(
+    folder: Path,
+    *,
+    block_tokens: int = 16,
+    device: str = "cpu",
+    compute_dtype: str = "auto",
+    kv_dtype: str = "auto",
+    digests: Path | None = None,
+) -> LoadedModel:
+    """Load a Hugging Face folder with safetensors; nothing is fetched from anywhere.
+
+    ``compute_dtype`` is ``auto`` (float32 on a CPU, else bfloat16), ``float32``, ``bfloat16`` or
+    ``float16``; ``kv_dtype`` likewise, where ``auto`` is the compute dtype. ``digests`` is a file
+    that remembers digests of weights between starts. Raises ``ModelRefusedError`` for a folder
+    that is broken or a model that cannot be served, ``ConfigError`` for settings that cannot be used.
+    """
+    where = _device(device)
+    compute = _dtype("compute_dtype", compute_dtype, torch.float32 if where.type == "cpu" else torch.bfloat16)
+    kept = _dtype("kv_dtype", kv_dtype, compute)
+    check_checkpoint(folder)
+    with _quietly():
+        config = _read_config(folder)
+        facts = config.to_dict()
+        if reason := refusal(facts):
+            raise ModelRefusedError(str(folder), reason)
+        model = _read_weights(folder, config, compute, where)
+    return LoadedModel(
+        name=folder.name,
+        model=model,
+        device=where,
+        compute_dtype=compute,
+        kv_shape=_kv_shape(config, block_tokens, kept),
+        context_tokens=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        eos_token_ids=_eos_token_ids(model),
+        namespace=Namespace(
+            weights=weights_digest(folder, digests),
+            model_config=kv_config(facts),
+            compute_dtype=_dtype_name(compute),
+            kv_dtype=_dtype_name(kept),
+            block_tokens=block_tokens,
+            label=folder.name,
+        ),
+    )
+
+
+def kv_config(config: Config) -> str:
+    """Return what of a configuration shapes keys and values, as canonical JSON."""
+    return canonical_json({name: value for name, value in config.items() if name not in _NOT_IN_NAMESPACE})
+
+
+def digest_in_memory(model: torch.nn.Module) -> str:
+    """Return a hex digest over names, dtypes, shapes and bytes of all weights as they are now."""
+    digest = blake2b(digest_size=16, person=b"prefixd-memory")
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        tensor = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read_config(folder: Path) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
+        raise ModelRefusedError(str(folder), f"config.json is not understood: {_one_line(error)}") from error
+    return config
+
+
+def _read_weights(
+    folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    register_attention()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, ValueError, RuntimeError, OSError) as error:
+        raise ModelRefusedError(str(folder), f"its weights cannot be read: {_one_line(error)}") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise ModelRefusedError(str(folder), f"its weights lack {len(missing)} tensors, {missing[0]} for one")
+    return cast("PreTrainedModel", model.to(device).eval())
+
+
+def _kv_shape(config: Any, block_tokens: int, dtype: torch.dtype) -> KVShape:
+    heads = config.num_attention_heads
+    return KVShape(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        block_tokens=block_tokens,
+        dtype=dtype,
+    )
+
+
+def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
+    found: set[int] = set()
+    for config in (model.config, model.generation_config):
+        ids = getattr(config, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or ())
+    return frozenset(found)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", f"{name} is no device") from error
+    if device.type not in {"cpu", "cuda"}:
+        raise ConfigError("device", f"{name} is not served; cpu and cuda are")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "no CUDA device is available")
+    return device
+
+
+def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return default
+    if name not in _DTYPES:
+        raise ConfigError(setting, f"{name} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep transformers' bars and warnings off the terminal, and leave its settings as they were."""
+    bars, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-_SCALE = 2**16
+_SAMPLED_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True)
 class Audit:
     """Selects ``share`` (0 to 1) of all keys; a key is always in the sample or never."""
 
-    share: float
+    def __init__(self, share: float) -> None:
+        self._bound: bytes = round(share * 256**_SAMPLED_BYTES).to_bytes(_SAMPLED_BYTES + 1, "big")
 
     def selects(self, key: bytes) -> bool:
         """Say whether the block of ``key`` is verified on every load."""
-        return int.from_bytes(key[:2], "big") < self.share * _SCALE
+        return b"\0" + key[:_SAMPLED_BYTES] < self._bound

@@ -129,12 +129,12 @@ class ResidencyIndex:
 
     def contains(self, key: bytes, mask: int, soft_ms: int) -> bool:
         """Say whether a tier of ``mask`` has ``key``; if so its soft limit is extended."""
+        record = self._records.get(key)
+        if record is None or not record.tiers & mask:
+            return False
         with self._lock:
-            record = self._records.get(key)
-            if record is None or not record.tiers & mask:
-                return False
             record.extend(soft_ms)
-            return True
+        return True
 
     def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``.
@@ -147,23 +147,18 @@ class ResidencyIndex:
             room = ledger.reserve(key, footprint_bytes, self._is_held)
             if room is None:
                 return None
-            victims = [self._records[victim] for victim in room.victims]
-            for victim in room.victims:
-                self._clear_bit(victim, bit)
+            victims = [self._clear_bit(victim, bit) for victim in room.victims]
         return room, victims
 
     def evict_next(self, bit: int) -> Record | None:
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            for victim in ledger.policy.victims(self._is_held):
-                record = self._records[victim]
-                break
-            else:
+            victim = next(iter(ledger.policy.victims(self._is_held)), None)
+            if victim is None:
                 return None
             ledger.begin_removal(victim)
-            self._clear_bit(victim, bit)
-            return record
+            return self._clear_bit(victim, bit)
 
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier."""
@@ -176,12 +171,12 @@ class ResidencyIndex:
         with self._lock:
             self._ledger(bit).cancel(room)
 
-    def settle(self, bit: int, room: Room, facts: Record, now_s: float) -> Record:
-        """Make the block of ``room`` visible in its tier, in one step; returns its record, held once."""
+    def settle(self, bit: int, room: Room, facts: Record, now_s: float, num_holds: int = 0) -> Record:
+        """Make the block of ``room`` visible in its tier, in one step; returns its record, held so often."""
         with self._lock:
             self._ledger(bit).settle(room, facts.parent, now_s)
             record = self._entered(bit, facts)
-            record.num_holds += 1
+            record.num_holds += num_holds
             return record
 
     def recovered(self, bit: int, facts: Record, footprint_bytes: int, now_s: float) -> bool:
@@ -204,7 +199,8 @@ class ResidencyIndex:
     def unreport(self, bit: int, key: bytes) -> None:
         """Note that a tier that keeps its own books no longer holds this block."""
         with self._lock:
-            self._clear_bit(key, bit)
+            if key in self._records:
+                self._clear_bit(key, bit)
 
     def begin_removal(self, bit: int, key: bytes, *, even_if_held: bool = False) -> bool:
         """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.
@@ -310,12 +306,12 @@ class ResidencyIndex:
             heappush(self._ends, (at_ms, record.key))
         return record
 
-    def _clear_bit(self, key: bytes, bit: int) -> None:
-        record = self._records.get(key)
-        if record is not None:
-            record.tiers &= ~(1 << bit)
-            if not record.tiers and not record.num_holds:
-                self._forget(record)
+    def _clear_bit(self, key: bytes, bit: int) -> Record:
+        record = self._records[key]
+        record.tiers &= ~(1 << bit)
+        if not record.tiers and not record.num_holds:
+            self._forget(record)
+        return record
 
     def _forget(self, record: Record) -> None:
         self._records.pop(record.key, None)

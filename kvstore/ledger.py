@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.errors import InvariantError
 from kvstore.seams import EvictionPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """Bytes set aside in a tier for one block; ``victims`` must be deleted before they are used."""
 
     key: bytes
@@ -24,11 +24,13 @@ class Ledger:
 
     A block is *arriving* while its bytes are written, *held* once it is visible, and *leaving*
     until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer is *heir* to
-    the bytes of its victims, because its writer deletes them first: they count only for it.
+    the bytes of its victims, because its writer deletes them first: they count only for it. With
+    ``frees_at_once`` (our own memory) nothing is ever leaving: what is removed is gone.
     """
 
     budget_bytes: int
     policy: EvictionPolicy
+    frees_at_once: bool = False
     held: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Room] = field(default_factory=dict)
     leaving: dict[bytes, int] = field(default_factory=dict)
@@ -53,10 +55,12 @@ class Ledger:
         victims = self._choose_victims(self.used_bytes + footprint_bytes - self.budget_bytes, is_in_use)
         if victims is None:
             return None
-        for victim in victims:
-            self.leaving[victim] = self._take(victim)
         room = Room(key, footprint_bytes, victims)
-        self.heirs.update(dict.fromkeys(victims, room))
+        for victim in victims:
+            taken_bytes = self._take(victim)
+            if not self.frees_at_once:
+                self.leaving[victim] = taken_bytes
+                self.heirs[victim] = room
         self.arriving[key] = room
         self.arriving_bytes += footprint_bytes
         return room
@@ -80,8 +84,10 @@ class Ledger:
         """Start to remove a visible block; its bytes count until ``confirm_removal``."""
         if key not in self.held:
             return False
-        self.leaving[key] = self._take(key)
-        self.leaving_bytes += self.leaving[key]
+        taken_bytes = self._take(key)
+        if not self.frees_at_once:
+            self.leaving[key] = taken_bytes
+            self.leaving_bytes += taken_bytes
         return True
 
     def confirm_removal(self, key: bytes) -> None:

@@ -82,7 +82,8 @@ class Load:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._finished = Event()
+        self._is_finished = False
+        self._awaited: Event | None = None  # made by the first who blocks; most poll
         self._shared: SharedBytes | None = None
         self._tickets: set[Ticket] = set()
 
@@ -93,7 +94,7 @@ class Load:
         up before that.
         """
         with self._lock:
-            if self._finished.is_set():
+            if self._is_finished:
                 return None
             ticket = Ticket(self, on_done, on_abandoned)
             self._tickets.add(ticket)
@@ -108,7 +109,9 @@ class Load:
             waiting = list(self._tickets)
             if make_shared is not None:
                 self._shared = make_shared(max(1, len(waiting)))
-            self._finished.set()
+            self._is_finished = True
+            if self._awaited is not None:
+                self._awaited.set()
         if self._shared is not None and not waiting:
             self._shared.release()
         for ticket in waiting:
@@ -116,7 +119,12 @@ class Load:
 
     def wait(self, timeout_s: float) -> bool:
         """Block until the transfer has reported, at most ``timeout_s``."""
-        return self._finished.wait(timeout_s)
+        with self._lock:
+            if self._is_finished:
+                return True
+            if self._awaited is None:
+                self._awaited = Event()
+        return self._awaited.wait(timeout_s)
 
     def is_wanted(self) -> bool:
         """Say whether anybody still waits for this load."""
@@ -125,12 +133,12 @@ class Load:
 
     def is_finished(self) -> bool:
         """Say whether the transfer has reported."""
-        return self._finished.is_set()
+        return self._is_finished
 
     def collect(self, ticket: Ticket) -> SharedBytes | None:
         """Hand ``ticket`` its share, once; ``None`` for a miss or before the transfer has reported."""
         with self._lock:
-            if not self._finished.is_set() or ticket not in self._tickets:
+            if not self._is_finished or ticket not in self._tickets:
                 return None
             self._tickets.discard(ticket)
             return self._shared
@@ -141,7 +149,7 @@ class Load:
             if ticket not in self._tickets:
                 return False
             self._tickets.discard(ticket)
-            is_pending = not self._finished.is_set()
+            is_pending = not self._is_finished
         if not is_pending and self._shared is not None:
             self._shared.release()
         return is_pending

@@ -56,10 +56,10 @@ class Placement:
             tier.counters.add(Count.EVICTIONS)
         return victim is not None
 
-    def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot) -> Record:
-        """Publish a filled slot in the memory tier; returns the block's record, held once."""
+    def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot, num_holds: int) -> Record:
+        """Publish a filled slot in the memory tier; returns the block's record, held so often."""
         tier.lending.adopt(facts.key, slot)
-        return self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
+        return self._index.settle(tier.bit, room, facts, self._clock.monotonic_s(), num_holds)
 
     def write_targets(self, num_tokens: int, facts: Record) -> list[Tier]:
         """Return the lower tiers that want a newly stored block at once."""
@@ -124,7 +124,7 @@ class Placement:
                 tier.counters.add(Count.DROPPED_STORES)
                 return
             if tier.write(_header(facts, shared.data), shared.data):
-                self._index.unhold([self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())])
+                self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
             else:
                 self._index.cancel(tier.bit, room)
         finally:
@@ -146,10 +146,9 @@ class Placement:
             self._delete(tier, victim.key)
             return
         slot = tier.lending.surrender(victim.key)
-        self._index.confirm_removal(tier.bit, victim.key)
         if slot is None:
             return
-        wanting = [below for below in self._write_back if not victim.tiers >> below.bit & 1]
+        wanting = [tier for tier in self._write_back if not victim.tiers >> tier.bit & 1]
         if not wanting:
             slot.free()
             return

@@ -51,6 +51,6 @@ class Recovery:
         if is_usable and evict:
             room = self._placement.make_room(tier, facts)
             if room is not None:
-                self._index.unhold([self._index.settle(tier.bit, room, facts, now_s)])
+                self._index.settle(tier.bit, room, facts, now_s)
                 return
         tier.delete(header.key)

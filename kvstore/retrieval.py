@@ -69,6 +69,10 @@ class Retrieval:
 
     def get_into(self, key: bytes, out: memoryview, timeout_s: float) -> bool:
         """Copy the block of ``key`` into ``out``; blocks up to ``timeout_s``. ``False``: a miss."""
+        memory = self._placement.memory
+        record = self._index.hold(key, memory.bit) if memory is not None else None
+        if memory is not None and record is not None:
+            return self._copy_from(memory, record, out)
         ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None)
         if not ticket.wait(timeout_s):
             ticket.abandon()
@@ -80,6 +84,16 @@ class Retrieval:
         if is_same_size:
             out[:] = block.data
         block.release()
+        return is_same_size
+
+    def _copy_from(self, tier: MemoryTier, record: Record, out: memoryview) -> bool:
+        shared = self._lend(tier, record)
+        if shared is None:
+            return False
+        is_same_size = len(shared.data) == len(out)
+        if is_same_size:
+            out[:] = shared.data
+        shared.release()
         return is_same_size
 
     def _lend(self, tier: MemoryTier, record: Record) -> SharedBytes | None:
@@ -160,7 +174,7 @@ class Retrieval:
         if room is None:
             return lambda: self._give_back(record, slot)
         memory.counters.add(Count.PROMOTIONS)
-        kept = self._placement.keep(memory, record, room, slot)
+        kept = self._placement.keep(memory, record, room, slot, 1)
         return lambda: self._index.unhold([record, kept])
 
     def _give_back(self, record: Record, slot: Slot) -> None:

@@ -2,51 +2,56 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from threading import Lock
+from typing import Final
 
 
-class Count(StrEnum):
-    """Everything a tier counts; each event exactly once."""
+class Count:
+    """The names of everything a tier counts; each event exactly once."""
 
-    LOADS = "loads"
-    LOADED_BYTES = "loaded_bytes"
-    STORES = "stores"
-    STORED_BYTES = "stored_bytes"
-    MISSING = "missing"
+    LOADS: Final = "loads"
+    LOADED_BYTES: Final = "loaded_bytes"
+    STORES: Final = "stores"
+    STORED_BYTES: Final = "stored_bytes"
+    MISSING: Final = "missing"
     """A block the index named was not on the medium."""
-    CORRUPT = "corrupt"
+    CORRUPT: Final = "corrupt"
     """A block failed verification, was dropped, and counted as a miss."""
-    READ_FAULTS = "read_faults"
-    WRITE_FAULTS = "write_faults"
-    DELETE_FAULTS = "delete_faults"
-    LATE_LOADS = "late_loads"
+    READ_FAULTS: Final = "read_faults"
+    WRITE_FAULTS: Final = "write_faults"
+    DELETE_FAULTS: Final = "delete_faults"
+    LATE_LOADS: Final = "late_loads"
     """A load passed its deadline and was given up by whoever wanted it."""
-    REFUSED_LOADS = "refused_loads"
+    REFUSED_LOADS: Final = "refused_loads"
     """A load was not begun: queue full, breaker open, no staging memory, or the block was gone."""
-    DROPPED_STORES = "dropped_stores"
+    DROPPED_STORES: Final = "dropped_stores"
     """A store was not begun: queue full, breaker open, no room, or not admitted."""
-    EVICTIONS = "evictions"
-    EXPIRATIONS = "expirations"
-    PROMOTIONS = "promotions"
-    BREAKER_OPENINGS = "breaker_openings"
+    EVICTIONS: Final = "evictions"
+    EXPIRATIONS: Final = "expirations"
+    PROMOTIONS: Final = "promotions"
+    BREAKER_OPENINGS: Final = "breaker_openings"
+
+    ALL: Final = (
+        LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, READ_FAULTS, WRITE_FAULTS, DELETE_FAULTS,
+        LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, EVICTIONS, EXPIRATIONS, PROMOTIONS, BREAKER_OPENINGS,
+    )  # fmt: skip
 
 
 class Counters:
     """Thread-safe counts of one tier."""
 
     def __init__(self) -> None:
-        self._counts: Counter[Count] = Counter()
+        self._counts = dict.fromkeys(Count.ALL, 0)
         self._lock = Lock()
 
-    def add(self, count: Count, amount: int = 1) -> None:
+    def add(self, count: str, amount: int = 1) -> None:
         """Count ``amount`` more."""
         with self._lock:
             self._counts[count] += amount
 
-    def add_transfer(self, count: Count, count_bytes: Count, nbytes: int) -> None:
+    def add_transfer(self, count: str, count_bytes: str, nbytes: int) -> None:
         """Count one transfer and its bytes."""
         with self._lock:
             self._counts[count] += 1
@@ -55,7 +60,7 @@ class Counters:
     def snapshot(self) -> dict[str, int]:
         """Return all counts by name, zeros included."""
         with self._lock:
-            return {count.value: self._counts[count] for count in Count}
+            return dict(self._counts)
 
 
 class State(Enum):

@@ -77,7 +77,10 @@ class TieredStore:
         self._arena = arena
         self._tiers = tuple(make_tier(spec, bit, self._clock) for bit, spec in enumerate(tiers, start=1))
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
-        ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
+        ledgers = [
+            Ledger(spec.config.budget_bytes, spec.policy, frees_at_once=isinstance(spec.backend, Lending))
+            for spec in tiers
+        ]
         self._index = ResidencyIndex([None, *ledgers])
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)

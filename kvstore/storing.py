@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.arena import Arena, Slot
 from kvstore.audit import Audit
@@ -16,8 +16,7 @@ from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
+class Home(NamedTuple):
     """The memory tier in which a new block will stay, and the room set aside for it there."""
 
     tier: MemoryTier
@@ -88,9 +87,8 @@ class Storing:
         if home is None:
             shared = SharedBytes(view, slot.free, num_readers=len(lower))
         else:
-            facts = record = self._placement.keep(home.tier, facts, home.room, slot)
+            facts = record = self._placement.keep(home.tier, facts, home.room, slot, 1 if lower else 0)
             if not lower:
-                self._index.unhold([record])
                 return
             shared = SharedBytes(view, lambda: self._index.unhold([record]), num_readers=len(lower))
         for tier in lower:

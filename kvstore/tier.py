@@ -100,6 +100,7 @@ class Tier:
         self._reading = Breaker(spec.config.fault_threshold, spec.config.cooldown_s)
         self._writing = Breaker(spec.config.fault_threshold, spec.config.cooldown_s)
         self._last_delete_fault = ""
+        self._admitted: dict[tuple[int, int, int], bool] = {}  # admission is pure, and sizes are few
         self._lock = Lock()
 
     @property
@@ -113,9 +114,12 @@ class Tier:
 
     def admits(self, num_tokens: int, block_tokens: int, raw_bytes: int) -> bool:
         """Say whether this tier takes such a block."""
-        return self._admission(
-            Offer(num_tokens, block_tokens, self.footprint(raw_bytes), self.config.budget_bytes)
-        )
+        sizes = num_tokens, block_tokens, raw_bytes
+        answer = self._admitted.get(sizes)
+        if answer is None:
+            offer = Offer(num_tokens, block_tokens, self.footprint(raw_bytes), self.config.budget_bytes)
+            answer = self._admitted[sizes] = self._admission(offer)
+        return answer
 
     def is_readable(self) -> bool:
         """Say whether lookups should count on this tier."""
@@ -221,7 +225,7 @@ class Tier:
         told = "; ".join(filter(None, reasons))
         return TierHealth(State.DEGRADED if told else State.OK, told)
 
-    def _attempt(self, call: Callable[[], T], count: Count, breaker: Breaker) -> T | None:
+    def _attempt(self, call: Callable[[], T], count: str, breaker: Breaker) -> T | None:
         """Return what ``call`` returns, or ``None`` after counting what it raised."""
         try:
             value = call()
@@ -236,7 +240,7 @@ class Tier:
         with self._lock:
             return breaker.allows(self._clock.monotonic_s())
 
-    def _failed(self, breaker: Breaker, count: Count, error: Exception) -> None:
+    def _failed(self, breaker: Breaker, count: str, error: Exception) -> None:
         self.counters.add(count)
         with self._lock:
             has_opened = breaker.failed(str(error) or type(error).__name__, self._clock.monotonic_s())

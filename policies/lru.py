@@ -122,7 +122,8 @@ class LeafFirstLRU:
         taken: list[tuple[_Use, bytes]] = []
         try:
             for leaf in self._leaves:
-                yield from self._exposed_before(self._last_use[leaf], newly_exposed, taken)
+                if self._exposed or newly_exposed:
+                    yield from self._exposed_before(self._last_use[leaf], newly_exposed, taken)
                 yield leaf
             yield from self._exposed_before(None, newly_exposed, taken)
         finally:

@@ -102,11 +102,19 @@ class Loop:
 
     def _collect(self) -> bool:
         has_moved = False
-        now_s = self._clock.monotonic_s()
         for sequence in list(self._scheduler.running):
             if sequence.ownership.num_loading:
                 with self._blaming(sequence):
-                    has_moved |= self._prefix.collect(sequence, now_s)
+                    has_moved |= self._collect_for(sequence)
+        return has_moved
+
+    def _collect_for(self, sequence: Sequence) -> bool:
+        times, now_s = sequence.times, self._clock.monotonic_s()
+        if times.load_started_s is None:
+            times.load_started_s = now_s
+        has_moved = self._prefix.collect(sequence, now_s)
+        if has_moved:
+            times.loaded_s = self._clock.monotonic_s()
         return has_moved
 
     def _make_room(self) -> bool:

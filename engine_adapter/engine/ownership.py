@@ -58,8 +58,6 @@ class Ownership:
         self._queue: deque[int] = deque()
         self._flights: dict[int, _Flight] = {}
         self._tiers: dict[int, str] = {}
-        self._started_s: float | None = None
-        self.load_s = 0.0
         self.num_taken_over = 0
 
     def load(self, indices: Iterable[int], hit: Hit, loads: Loads) -> None:
@@ -104,7 +102,6 @@ class Ownership:
         for index, flight in list(self._flights.items()):
             if flight.ticket.done():
                 del self._flights[index]
-                self.load_s = now_s - (self._started_s or now_s)
                 loaded = flight.ticket.take()
                 if loaded is None:
                     self._take_over(index)
@@ -132,7 +129,6 @@ class Ownership:
                 return
             self._queue.popleft()
             self._flights[index] = _Flight(ticket, deadline_s)
-            self._started_s = now_s if self._started_s is None else self._started_s
 
     def _take_over(self, index: int) -> None:
         self._leave(index)

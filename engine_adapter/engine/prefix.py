@@ -79,7 +79,6 @@ class PrefixCache:
     def detach(self, sequence: Sequence) -> None:
         """Take back all that ``sequence`` holds: loads, lease and blocks."""
         sequence.ownership.close()
-        sequence.load_s += sequence.ownership.load_s
         self.num_taken_over += sequence.ownership.num_taken_over
         sequence.ownership = Ownership()
         self.pool.release(reversed(sequence.blocks))

@@ -26,9 +26,14 @@ class Sampler:
             self._generator.manual_seed(sampling.seed)
 
     def draw(self, logits: torch.Tensor) -> int:
-        """Draw from one row of fp32 logits ``[vocab]`` on the CPU."""
-        probabilities, tokens = _candidates(logits, self._sampling)
-        return int(tokens[torch.multinomial(probabilities, 1, generator=self._generator)])
+        """Draw from one row of fp32 logits ``[vocab]`` on the CPU.
+
+        One number decides, on the tokens' probabilities laid end to end in the order of their ids:
+        the rounding of logits, which depends on the batch, then hardly ever decides.
+        """
+        ends = _probabilities(logits, self._sampling).cumsum(dim=-1, dtype=torch.float64)
+        point = ends[-1] * torch.rand(1, generator=self._generator, dtype=torch.float64)
+        return min(int(torch.searchsorted(ends, point, right=True)), len(ends) - 1)
 
 
 def choose_tokens(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int | None]:
@@ -47,19 +52,18 @@ def choose_tokens(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int
     return chosen
 
 
-def _candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the probabilities (not normalised) and ids of the tokens that may be drawn, likeliest first.
+def _probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return each token's probability, 0 for those that may not be drawn; the sum may be below 1.
 
     Temperature comes first, then the ``top_k`` likeliest, then the fewest of those whose
     probabilities, normalised among them, reach ``top_p``.
     """
-    num_kept = min(sampling.top_k or len(logits), len(logits))
-    if num_kept < len(logits):
-        logits, tokens = logits.topk(num_kept)
-    else:
-        logits, tokens = logits.sort(descending=True, stable=True)
-    probabilities = ((logits - logits[0]) / sampling.temperature).softmax(dim=-1)
+    if 0 < sampling.top_k < len(logits):
+        kept, tokens = logits.topk(sampling.top_k)
+        logits = torch.full_like(logits, -math.inf).scatter_(0, tokens, kept)
+    probabilities = ((logits - logits.max()) / sampling.temperature).softmax(dim=-1)
     if sampling.top_p < 1:
-        before = probabilities.cumsum(dim=-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= sampling.top_p, 0)
-    return probabilities, tokens
+        ordered, tokens = probabilities.sort(descending=True, stable=True)
+        is_beyond = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
+        probabilities[tokens[is_beyond]] = 0
+    return probabilities

@@ -20,6 +20,8 @@ class Times:
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    load_started_s: float | None = None
+    loaded_s: float | None = None
 
     def note_token(self, now_s: float) -> float | None:
         """Record a token; return the time since the one before, ``None`` for the first."""
@@ -61,7 +63,6 @@ class Sequence:
         self.namespace: Namespace
         """Set when the sequence is given its blocks, unless the cache is off."""
         self.ownership = Ownership()
-        self.load_s = 0.0
         self.tokens_by_source: Counter[str] = Counter()
 
     @property
@@ -99,9 +100,9 @@ class Sequence:
             queue_s=_since(times.submitted_s, times.admitted_s),
             ttft_s=_since(times.submitted_s, times.first_token_s),
             itl_s=decoded_s / gaps if gaps else None,
-            load_s=self.load_s,
+            load_s=_since(times.load_started_s, times.loaded_s) or 0.0,
         )
 
 
-def _since(start_s: float, end_s: float | None) -> float | None:
-    return None if end_s is None else end_s - start_s
+def _since(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s

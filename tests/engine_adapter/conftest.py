@@ -12,13 +12,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backends.device import DevicePool
-from engine_adapter.engine.attention import SdpaAttention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model
+from engine_adapter.engine.request import OnEvent
 from engine_adapter.engine.runner import ModelRunner
-from kvstore.arena import Arena
+from engine_adapter.engine.sdpa import SdpaAttention
+from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
+from kvstore.seams import ReloadPolicy
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierSpec
 from policies.lru import LeafFirstLRU
@@ -40,10 +42,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token for each byte, and two special ones."""
     alphabet = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<begin>", "<end>"])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>")
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, bos_token="<begin>", eos_token="<end>"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -89,34 +93,35 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
     def make(
         num_blocks: int = 64,
         tiers: Callable[[Arena], list[TierSpec]] | None = None,
+        *,
         clock: Clock | None = None,
         model: LoadedModel = tiny_model,
+        policy: ReloadPolicy | None = None,
+        observer: OnEvent | None = None,
         host_blocks: int = 256,
         **limits: Any,
     ) -> Rig:
-        arena = Arena((host_blocks + 64) * model.kv_shape.block_bytes, slab_bytes=2**20)
-        clock = clock or Clock()
-        specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * model.kv_shape.block_bytes)]
-        store = TieredStore(specs, arena, StoreConfig(audit_share=1.0), clock)
-        pool = DevicePool(
-            model.kv_shape,
-            num_blocks,
-            model.device,
-            LeafFirstLRU(),
-            store.device_added,
-            store.device_removed,
-            clock,
+        arena = Arena((host_blocks + 64) * slot_stride(model.kv_shape.block_bytes), slab_bytes=2**18)
+        specs = (
+            tiers(arena)
+            if tiers
+            else [host_tier(arena, host_blocks * slot_stride(model.kv_shape.block_bytes))]
         )
+        clock = clock or Clock()
+        store = TieredStore(specs, arena, StoreConfig(audit_share=1.0), clock)
+        added, removed = store.device_added, store.device_removed
+        pool = DevicePool(model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock)
         runner = ModelRunner(model.model, pool, SdpaAttention())
         config = EngineConfig(**limits)
-        engine = Engine(model, tiny_tokenizer, pool, runner, store, AlwaysLoad(), config, clock)
-        rigs.append(Rig(engine, store, pool, arena))
+        engine = Engine(
+            model, tiny_tokenizer, pool, runner, store, policy or AlwaysLoad(), config, clock, observer
+        )
+        rigs.append(Rig(engine, store, pool, arena, model))
         return rigs[-1]
 
     yield make
     for rig in rigs:
         if rig.engine.health().ok:
-            rig.store.flush(10)
             rig.check_at_rest()
         assert rig.engine.close(10)
         rig.store.close(10)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
+from threading import Condition
 from typing import Any
 
 from backends.device import DevicePool
 from backends.host import HostBackend
 from engine_adapter.engine.engine import Engine
-from engine_adapter.engine.request import Request, Sampling
+from engine_adapter.engine.models import LoadedModel
+from engine_adapter.engine.request import Completion, Delta, Event, Finished, Request, Sampling
 from kvstore.arena import Arena
+from kvstore.keys import chain_keys
 from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
@@ -43,9 +48,28 @@ class Rig:
     store: TieredStore
     pool: DevicePool
     arena: Arena
+    model: LoadedModel
+
+    def keys(self, tokens: Sequence[int], salt: str = "") -> list[bytes]:
+        """Return the keys of the whole blocks of ``tokens``."""
+        return chain_keys(self.model.namespace.with_salt(salt).digest, tokens, BLOCK_TOKENS)
+
+    def on_engine_thread(self, action: Callable[[], None]) -> None:
+        """Run ``action`` between two turns of the engine."""
+        self.engine._call(action)
+
+    def forget_device(self) -> None:
+        """Evict all that the pool has cached; the store keeps its copies."""
+        self.on_engine_thread(self.pool.clear)
+
+    def generate_together(self, requests: Sequence[Request]) -> list[Completion]:
+        """Submit all ``requests`` at once and return their answers in order."""
+        with ThreadPoolExecutor(len(requests)) as threads:
+            return list(threads.map(self.engine.generate, requests))
 
     def check_at_rest(self) -> None:
         """Everything adds up, and nothing is held by anybody."""
+        assert self.store.flush(10)
         self.engine.check()
         self.store.check()
         self.arena.check()
@@ -53,12 +77,50 @@ class Rig:
         assert self.store.num_holds == 0
 
 
+class Events:
+    """Collects a request's events, and lets a test wait for some of them."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+        self._arrived = Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self._arrived:
+            self.seen.append(event)
+            self._arrived.notify_all()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for event in self.seen if isinstance(event, Delta) for token in event.token_ids)
+
+    def wait_for_tokens(self, num: int, timeout_s: float = 10) -> None:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.token_ids) >= num, timeout_s)
+
+    def finished(self, timeout_s: float = 10) -> Finished:
+        with self._arrived:
+            assert self._arrived.wait_for(
+                lambda: self.seen and isinstance(self.seen[-1], Finished), timeout_s
+            )
+        last = self.seen[-1]
+        assert isinstance(last, Finished)
+        return last
+
+
 MakeRig = Callable[..., Rig]
+
+
+def tier(backend: Any, name: str, budget_bytes: int = 2**30, **options: Any) -> TierSpec:
+    return TierSpec(TierConfig(name, budget_bytes, **options), backend, LeafFirstLRU(), whole_blocks_that_fit)
 
 
 def host_tier(arena: Arena, budget_bytes: int) -> TierSpec:
     return tier(HostBackend(arena), "host", budget_bytes)
 
 
-def tier(backend: Any, name: str, budget_bytes: int, **options: Any) -> TierSpec:
-    return TierSpec(TierConfig(name, budget_bytes, **options), backend, LeafFirstLRU(), whole_blocks_that_fit)
+def eventually(holds: Callable[[], bool], timeout_s: float = 10) -> None:
+    """Wait until ``holds()``, or fail."""
+    ends_at_s = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < ends_at_s
+        time.sleep(0.002)

@@ -16,8 +16,8 @@ def byte_level() -> Tokenizer:
     """Every byte is a token, as in GPT-2, Llama 3, Qwen and SmolLM; token 256 is special."""
     alphabet = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
     return tokenizer
 
@@ -38,7 +38,7 @@ def byte_fallback() -> Tokenizer:
             vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>"
         )
     )
-    tokenizer.decoder = decoders.Sequence(  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens(["<s>"])
@@ -57,9 +57,15 @@ def detokenizer(tokenizer: Tokenizer) -> Detokenizer:
     )
 
 
+def token(tokenizer: Tokenizer, text: str) -> int:
+    number = tokenizer.token_to_id(text)
+    assert number is not None
+    return number
+
+
 def stream(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     text = detokenizer(tokenizer)
-    return [*(text.add(token) for token in tokens), text.flush()]
+    return [*(text.add(number) for number in tokens), text.flush()]
 
 
 @pytest.mark.parametrize(
@@ -92,14 +98,14 @@ def test_a_character_unfinished_at_the_end_is_left_out() -> None:
 
 
 def test_a_special_token_has_no_text_and_leaves_the_spaces_alone() -> None:
-    hello, special = BYTE_FALLBACK.token_to_id("\u2581Hello"), BYTE_FALLBACK.token_to_id("<s>")
+    hello, special = token(BYTE_FALLBACK, "\u2581Hello"), token(BYTE_FALLBACK, "<s>")
 
     assert stream(BYTE_FALLBACK, [special, hello, special, hello]) == ["", "Hello", "", " Hello", ""]
 
 
 def test_a_word_behind_byte_tokens_completes_them() -> None:
-    bytes_of_e = [BYTE_FALLBACK.token_to_id("<0xC3>"), BYTE_FALLBACK.token_to_id("<0xA9>")]
-    you = BYTE_FALLBACK.token_to_id("you")
+    bytes_of_e = [token(BYTE_FALLBACK, "<0xC3>"), token(BYTE_FALLBACK, "<0xA9>")]
+    you = token(BYTE_FALLBACK, "you")
 
     assert stream(BYTE_FALLBACK, [*bytes_of_e, you]) == ["", "", "\u00e9you", ""]
     assert stream(BYTE_FALLBACK, bytes_of_e) == ["", "", "\u00e9"]
@@ -168,7 +174,7 @@ def test_the_text_ends_before_the_first_stop_string_however_it_comes(
 
 def test_a_stop_string_may_end_in_a_character_of_several_tokens() -> None:
     text = TextStream(detokenizer(BYTE_LEVEL), ["\u00e9"])
-    answers = [text.add(token) for token in BYTE_LEVEL.encode("a\u00e9").ids]
+    answers = [text.add(number) for number in BYTE_LEVEL.encode("a\u00e9").ids]
 
     assert answers == [("a", False), ("", False), ("", True)]
     assert text.flush() == ""

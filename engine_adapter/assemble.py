@@ -12,7 +12,7 @@ from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
 from backends.host import HostBackend
 from backends.pagelock import cuda_page_locker
-from engine_adapter.engine.attention import choose_attention
+from engine_adapter.engine.sdpa import SdpaAttention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model
@@ -81,7 +81,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    runner = ModelRunner(model.model, pool, choose_attention(model.device))
+    runner = ModelRunner(model.model, pool, SdpaAttention())
     engine_config = EngineConfig(
         max_batched_tokens=config.max_batched_tokens,
         max_sequences=config.max_sequences,

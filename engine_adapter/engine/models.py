@@ -28,10 +28,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # stays in the namespace: at worst, equal models do not share blocks.
 _NOT_IN_NAMESPACE = frozenset(
     {
-        "_name_or_path", "_attn_implementation", "architectures", "bos_token_id", "chunk_size_feed_forward",
-        "dtype", "eos_token_id", "id2label", "initializer_range", "label2id", "output_attentions",
-        "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "transformers_version",
-        "unk_token_id", "use_cache",
+        "_attn_implementation", "_model_name_or_path", "_name_or_path", "architectures", "bos_token_id",
+        "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "initializer_range", "label2id",
+        "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
+        "transformers_version", "unk_token_id", "use_cache",
     }
 )  # fmt: skip
 

@@ -89,9 +89,9 @@ class Placement:
             self._delete(tier, key)
         return True
 
-    def remove_everywhere(self, key: bytes) -> bool:
-        """Take a block out of every tier that stores bytes, unless it is in use."""
-        num_tiers = sum(self.remove(tier, key) for tier in self._tiers)
+    def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
+        """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
+        num_tiers = sum(self.remove(tier, key) for tier in tiers)
         return num_tiers > 0
 
     def remove_due(self, now_ms: int) -> None:

@@ -10,7 +10,7 @@ from threading import Condition
 from kvstore.arena import Arena, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
-from kvstore.frame import checksum
+from kvstore.frame import checksum, copy_and_checksum
 from kvstore.index import Record, ResidencyIndex
 from kvstore.loading import Load, OnDone, SharedBytes, Ticket
 from kvstore.placement import Placement
@@ -87,27 +87,35 @@ class Retrieval:
         return is_same_size
 
     def _copy_from(self, tier: MemoryTier, record: Record, out: memoryview) -> bool:
-        shared = self._lend(tier, record)
-        if shared is None:
-            return False
-        is_same_size = len(shared.data) == len(out)
-        if is_same_size:
-            out[:] = shared.data
-        shared.release()
-        return is_same_size
+        """Copy a held block of the memory tier, hashing as it goes where the audit selects it."""
+        data = tier.lending.lend(record.key)
+        is_whole = data is not None and len(data) == len(out)
+        if data is not None and is_whole:
+            if record.checksum is None or not self._audit.selects(record.key):
+                out[:] = data
+            elif copy_and_checksum(data, out) != record.checksum:
+                self._drop_corrupt(tier, record)
+                is_whole = False
+        if is_whole:
+            tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(out))
+        self._index.unhold([record])
+        return is_whole
 
     def _lend(self, tier: MemoryTier, record: Record) -> SharedBytes | None:
         """Lend a block of the memory tier, verified if the audit selects it; ``None``: it is gone."""
         data = tier.lending.lend(record.key)
         if data is not None and not self._passes_audit(record, data):
-            tier.counters.add(Count.CORRUPT)
-            self._placement.remove(tier, record.key, even_if_held=True)
+            self._drop_corrupt(tier, record)
             data = None
         if data is None:
             self._index.unhold([record])
             return None
         tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(data))
         return SharedBytes(data, lambda: self._index.unhold([record]), tier=tier.name)
+
+    def _drop_corrupt(self, tier: MemoryTier, record: Record) -> None:
+        tier.counters.add(Count.CORRUPT)
+        self._placement.remove(tier, record.key, even_if_held=True)
 
     def _passes_audit(self, record: Record, data: memoryview) -> bool:
         if record.checksum is None or not self._audit.selects(record.key):

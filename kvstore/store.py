@@ -188,11 +188,18 @@ class TieredStore:
 
     def evict(self, keys: Iterable[bytes]) -> int:
         """Remove blocks from every tier that stores bytes; those in use stay. Returns how many went."""
-        return sum(self._placement.remove_everywhere(key) for key in keys)
+        return sum(self._placement.remove_from(self._tiers, key) for key in keys)
 
-    def clear(self) -> int:
-        """Remove every block that is not in use from every tier that stores bytes; returns how many."""
-        return self.evict({key for tier in self._tiers for key in self._index.resident(tier.bit)})
+    def clear(self, tier: str | None = None) -> int:
+        """Remove every block that is not in use from ``tier`` or from all of them; returns how many.
+
+        Raises ``ConfigError`` for a tier that is not there.
+        """
+        if tier is not None and tier not in self._names[1:]:
+            raise ConfigError("tier", f"{tier!r} is not one of {', '.join(self._names[1:])}")
+        chosen = [held for held in self._tiers if tier in {None, held.name}]
+        resident = {key for held in chosen for key in self._index.resident(held.bit)}
+        return sum(self._placement.remove_from(chosen, key) for key in resident)
 
     def flush(self, timeout_s: float) -> bool:
         """Block until what was stored has reached the lower tiers; says whether it has."""

@@ -267,3 +267,12 @@ def test_absurd_times_and_shares_are_refused() -> None:
         StoreConfig(default_ttl_s=0.0)
     with pytest.raises(ConfigError, match="audit_share: must lie between 0 and 1"):
         StoreConfig(audit_share=1.5)
+
+
+def test_one_tier_can_be_cleared_and_the_others_keep_their_blocks(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1, 2)
+    assert store.clear("host") == 2
+    assert rig.tiers(store, 1, 2) == ["disk", "disk"]
+    with pytest.raises(ConfigError, match="'tape' is not one of host, disk"):
+        store.clear("tape")

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from api.commands.bench import bench
 from api.commands.demo import demo
 from api.commands.doctor import doctor
 from api.commands.generate import generate
 from api.commands.serve import serve
 from api.commands.version import show_version
-from api.shadowing import refuse_hidden_rooms
 from kvstore.errors import ConfigError, PluginError, PrefixdError
 
 USAGE_ERROR = 2
@@ -46,6 +46,7 @@ def build_cli() -> typer.Typer:
     cli.command("serve")(serve)
     cli.command("generate")(generate)
     cli.command("demo")(demo)
+    cli.add_typer(bench, name="bench")
     cli.command("doctor")(doctor)
     cli.command("version")(show_version)
     return cli
@@ -63,9 +64,8 @@ def _show_version(wanted: bool) -> None:
 
 
 def _start(
-    version: Annotated[  # noqa: ARG001 - its callback has acted already
+    version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Keep an LLM server's prefixes in tiers of memory and disk, and serve models from them."""
-    refuse_hidden_rooms()

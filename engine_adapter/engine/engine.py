@@ -117,6 +117,10 @@ class Engine:
         """
         self._call(self._loop.change_model)
 
+    def clear_pool(self) -> None:
+        """Drop every block of the device pool that no request uses. Blocks for a step at most."""
+        self._call(self._pool.clear)
+
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""
         tally = self._loop.tally

@@ -1,0 +1,72 @@
+"""``prefixd bench engine`` and ``prefixd bench tiers``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.commands.flags import takes_settings
+from api.settings import Settings
+
+bench = typer.Typer(no_args_is_help=True, help="Measure prefixd on this machine; the figures go to JSON.")
+
+_JSON = typer.Option("--json", help="File for the report (JSON); without it the report goes to stdout.")
+
+
+@bench.command("tiers")
+def bench_tiers(
+    json_file: Annotated[Path | None, _JSON] = None,
+    block_bytes: Annotated[str, typer.Option(help="Size of a block; 4KiB or more.")] = "1MiB",
+    rounds: Annotated[int, typer.Option(help="Rounds of which the median is taken.", min=1, max=1000)] = 7,
+    folder: Annotated[Path | None, typer.Option(help="Where the disk is measured [default: here].")] = None,
+) -> None:
+    """Measure each tier against the plain way of moving the same bytes: memcpy, and bare files.
+
+    For example:
+
+        prefixd bench tiers --json tiers.json
+
+        prefixd bench tiers --block-bytes 64KiB --folder /mnt/fast
+    """
+    from api.bench.report import run_stages, write_report
+    from api.bench.tiers import PAGE_BYTES, TiersBench
+    from api.quantities import parse_bytes
+    from kvstore.errors import ConfigError
+
+    size = parse_bytes(block_bytes)
+    if size < PAGE_BYTES or size > 1 << 30:
+        raise ConfigError("block_bytes", f"{block_bytes} is not between 4KiB and 1GiB")
+    bench_run = TiersBench(size, rounds, folder or Path.cwd())
+    write_report(run_stages(bench_run.stages()), json_file)
+
+
+@bench.command("engine")
+@takes_settings
+def bench_engine(
+    settings: Settings,
+    json_file: Annotated[Path | None, _JSON] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of which the median is taken.", min=1, max=1000)] = 5,
+) -> None:
+    """Measure the engine: prefill and decode rates, TTFT cold and from each tier, ITL, overhead.
+
+    Prompts are random; the disk tier is measured in a new folder below --disk-path, removed afterwards.
+    Takes about three minutes with a small model on two cores.
+
+    For example:
+
+        prefixd bench engine --model ~/models/SmolLM2-135M-Instruct --json engine.json
+    """
+    from tempfile import TemporaryDirectory
+
+    from api.bench.engine import EngineBench
+    from api.bench.report import run_stages, write_report
+    from api.serving_config import serving_config
+
+    settings.disk_path.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=settings.disk_path, prefix="bench-") as folder:
+        own = settings.model_copy(update={"disk_path": Path(folder)})
+        figures = run_stages(EngineBench(serving_config(own), rounds).stages())
+    report = {key: value for part in figures.values() for key, value in part.items()}
+    write_report(report, json_file)

@@ -18,7 +18,7 @@ from api.commands.version import installed_version
 from api.quantities import format_bytes
 from api.settings import Settings
 from api.settings_sources import check_budgets
-from api.shadowing import hidden_rooms
+from api.shadowing import complaint, hidden_rooms
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin
@@ -67,7 +67,7 @@ def _packages(_: Settings) -> Iterator[Finding]:
 def _rooms(_: Settings) -> Iterator[Finding]:
     hidden = hidden_rooms()
     for room, place in hidden.items():
-        yield Finding("packages", Level.BAD, f"{room} comes from {place}, which hides prefixd's own")
+        yield Finding("packages", Level.BAD, complaint(room, place))
     if not hidden:
         yield Finding("packages", Level.GOOD, "no foreign package hides one of prefixd's")
 
@@ -75,7 +75,7 @@ def _rooms(_: Settings) -> Iterator[Finding]:
 def _device(settings: Settings) -> Iterator[Finding]:
     if find_spec("torch") is None:
         return
-    import torch  # noqa: PLC0415 - slow, and may be missing
+    import torch  # noqa: PLC0415 - it may be missing
 
     if torch.cuda.is_available():
         yield Finding("device", Level.GOOD, f"cuda: {torch.cuda.get_device_name()}")

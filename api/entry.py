@@ -1,8 +1,10 @@
-"""The console script: runs the command line, or says which extra it is missing."""
+"""The console script: runs the command line, or says what keeps it from running."""
 
 from __future__ import annotations
 
 import sys
+
+from api.shadowing import complaint, hidden_rooms
 
 _EXTRAS = {
     "service": ("click", "fastapi", "httpx", "prometheus_client", "pydantic", "rich", "typer", "uvicorn"),
@@ -11,7 +13,9 @@ _EXTRAS = {
 
 
 def main() -> None:
-    """Run ``prefixd``; a package of an extra that is not installed ends it with one line."""
+    """Run ``prefixd``; a foreign package in our place, or an extra not installed, ends it with one line."""
+    for room, place in hidden_rooms().items():
+        sys.exit(f"prefixd: {complaint(room, place)}")
     try:
         from api.cli import main as run_command_line  # noqa: PLC0415 - the base install has no typer
 

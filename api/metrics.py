@@ -94,7 +94,7 @@ def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
         "tier_budget_bytes", "Bytes a tier may hold.", {tier.name: tier.budget_bytes for tier in tiers}
     )
     yield _gauges("tier_blocks", "Blocks a tier holds.", {tier.name: tier.num_blocks for tier in tiers})
-    for count in Count:
+    for count in Count.ALL:
         counted = {tier.name: tier.counts[count] for tier in tiers if count in tier.counts}
         yield _counters(f"tier_{count}", f"What tiers counted as {count}.", "tier", counted)
     yield _counter("lookup_blocks", "Blocks that were looked up.", store.num_blocks_wanted)

@@ -6,21 +6,18 @@ import sys
 from contextlib import closing
 
 from api.prompts import encode_chat, encode_text
-from api.serving_config import serving_config
-from api.settings import Settings
-from api.settings_sources import check_budgets
 from engine_adapter.assemble import assemble
 from engine_adapter.engine.request import Delta, Finished, Request, Sampling, Usage
+from engine_adapter.serving_config import ServingConfig
 from kvstore.errors import ServerFailedError
 
 
 def generate_in_terminal(
-    settings: Settings, prompt: str, *, is_chat: bool, max_tokens: int, temperature: float
+    config: ServingConfig, prompt: str, *, is_chat: bool, max_tokens: int, temperature: float
 ) -> None:
     """Continue ``prompt`` and print as it comes. Raises what assembling and the request raise."""
-    check_budgets(settings)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    with closing(assemble(serving_config(settings))) as serving:
+    with closing(assemble(config)) as serving:
         for reason in serving.degraded:
             sys.stderr.write(f"prefixd: {reason}\n")
         if is_chat:

@@ -26,7 +26,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
         command(settings=load_settings(flags, os.environ, config), **given)
 
     parameters = [*own, _config_flag(), *(_flag(name) for name in flag_settings())]
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by typer
     run.__annotations__ = {}
     run.__doc__ = command.__doc__
     return run

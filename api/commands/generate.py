@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from api.commands.flags import takes_settings
+from api.serving_config import serving_config
 from api.settings import Settings
+from api.settings_sources import check_budgets
 
 
 @takes_settings
@@ -27,7 +29,10 @@ def generate(
 
         prefixd generate --model ~/models/Qwen3-0.6B --prompt - < document.txt
     """
+    check_budgets(settings)
+    config = serving_config(settings)
+    text = sys.stdin.read() if prompt == "-" else prompt
+
     from api.terminal import generate_in_terminal
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    generate_in_terminal(settings, text, is_chat=chat, max_tokens=max_tokens, temperature=temperature)
+    generate_in_terminal(config, text, is_chat=chat, max_tokens=max_tokens, temperature=temperature)

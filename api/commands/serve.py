@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from api.commands.flags import takes_settings
+from api.listening import listening_socket
+from api.serving_config import serving_config
 from api.settings import Settings
+from api.settings_sources import check_budgets
 
 
 @takes_settings
@@ -21,6 +26,9 @@ def serve(settings: Settings) -> None:
 
         PREFIXD_API_TOKEN=secret prefixd serve --config prefixd.toml --host 0.0.0.0
     """
-    from api.server import serve_until_stopped
+    check_budgets(settings)
+    config = serving_config(settings)
+    with closing(listening_socket(settings.host, settings.port)) as listener:
+        from api.server import serve_until_stopped
 
-    serve_until_stopped(settings)
+        serve_until_stopped(settings, config, listener)

@@ -6,17 +6,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 
 from api.service import create_app
+from api.serving_config import serving_config
 from api.settings import Settings
-from engine_adapter.assemble import Serving
+from engine_adapter.assemble import Serving, assemble
 
 MODEL = "tiny-llama"
 PROMPT = "the cat sat on the mat and the dog sat on the cat. " * 3
@@ -44,7 +47,7 @@ def url(serving: Serving, settings: Settings) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:  # type: ignore[override]
+def client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -74,7 +77,11 @@ def test_the_openai_client_streams_a_chat(client: openai.OpenAI) -> None:
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True, "kv": {"cache": "on", "ttl_s": 60, "session": "s1"}, "cache_salt": "t1"},
+        extra_body={
+            "ignore_eos": True,
+            "kv": {"cache": "on", "ttl_s": 60, "session": "s1"},
+            "cache_salt": "t1",
+        },
     )
     chunks = list(stream)
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -124,7 +131,13 @@ def test_requests_side_by_side_get_the_answers_they_get_alone(url: str, serving:
 
 
 def test_a_client_that_leaves_in_mid_stream_cancels_its_request(url: str, serving: Serving) -> None:
-    body = {"model": MODEL, "prompt": "leaving " + PROMPT, "max_tokens": 300, "ignore_eos": True, "stream": True}
+    body = {
+        "model": MODEL,
+        "prompt": "leaving " + PROMPT,
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "stream": True,
+    }
     before = serving.engine.statistics().requests.get("cancelled", 0)
     for _ in range(3):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
@@ -174,6 +187,22 @@ def test_metrics_tell_times_tokens_tiers_and_requests(url: str, client: openai.O
         assert values[f'prefixd_tier_state{{tier="{tier}"}}'] == 0
         assert values[f'prefixd_tier_evictions_total{{tier="{tier}"}}'] == 0
         assert values[f'prefixd_tier_read_faults_total{{tier="{tier}"}}'] == 0
+
+
+def test_a_folder_that_cannot_be_used_costs_the_tier_and_no_more(
+    make_settings: Callable[..., Settings], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    settings = make_settings(disk_path=tmp_path / "file" / "blocks")
+    with (
+        closing(assemble(serving_config(settings))) as serving,
+        TestClient(create_app(serving, settings)) as client,
+    ):
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (200, "degraded")
+        assert list(health.json()["reasons"]) == ["disk"]
+        answer = client.post("/v1/completions", json={"model": MODEL, "prompt": PROMPT})
+        assert answer.json()["choices"][0]["text"]
 
 
 def test_health_is_ok_when_all_is_well(url: str) -> None:

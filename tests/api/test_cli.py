@@ -1,0 +1,153 @@
+"""The command line: help, errors in one line, doctor, generate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from api.cli import build_cli
+from api.commands.flags import flag_settings
+from api.diagnosis import takes_direct_io
+from api.settings_sources import flag_name
+from api.shadowing import ROOMS, complaint, hidden_rooms
+
+COMMANDS = ("serve", "generate", "demo", "doctor", "version")
+REPOSITORY = Path(__file__).parents[2]
+
+
+def run(*arguments: str, **environ: str) -> Result:
+    wide = {"COLUMNS": "400", "NO_COLOR": "1", "TERM": "dumb", **environ}
+    return CliRunner().invoke(build_cli(), list(arguments), env=wide)
+
+
+def test_the_help_names_every_command() -> None:
+    shown = run("--help").output
+    assert all(command in shown for command in COMMANDS)
+    assert run().output.strip() == shown.strip()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_has_an_example(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "xample:" in result.output
+    assert f"prefixd {command}" in result.output
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "doctor"])
+def test_every_setting_but_secrets_is_a_flag_with_help(command: str) -> None:
+    shown = run(command, "--help").output
+    for name in flag_settings():
+        assert f"{flag_name(name)} " in shown, name
+    assert "--config" in shown
+    assert "--api-token" not in shown
+
+
+def test_the_version_is_told_in_two_ways() -> None:
+    assert run("version").output == run("--version").output
+    assert run("version").output.startswith("prefixd ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("serve",), "prefixd: model: none is named; give its folder with --model DIR or PREFIXD_MODEL"),
+        (
+            ("serve", "--port", "70000"),
+            "prefixd: port: '70000' (--port): must be less than or equal to 65535.",
+        ),
+        (("serve", "--config", "none.toml"), "prefixd: config: cannot read none.toml: No such file"),
+        (("serve", "--host-bytes", "900TiB"), "prefixd: host_bytes: 900 TiB is more than the machine's"),
+        (("serve", "--host", "0.0.0.0"), "prefixd: api_token: required because 0.0.0.0 is reachable"),
+        (("generate", "--prompt", "x"), "prefixd: model: none is named"),
+        (("doctor", "--disk-bytes", "-1"), "prefixd: disk_bytes: '-1' (--disk-bytes): must be greater"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_one_line_and_code_2(arguments: tuple[str, ...], line: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_variable_of_the_environment_is_named_when_it_is_wrong() -> None:
+    assert "(environment variable PREFIXD_PORT)" in run("serve", PREFIXD_PORT="x").stderr
+
+
+def test_a_flag_that_is_not_there_is_refused() -> None:
+    assert run("serve", "--no-such-flag").exit_code == 2
+
+
+def test_a_model_that_cannot_be_served_is_one_line_and_code_1(tmp_path: Path) -> None:
+    result = run(
+        "generate", "--model", str(tmp_path), "--prompt", "x", "--disk-path", str(tmp_path / "blocks")
+    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"prefixd: {tmp_path}: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_does_not_wait_for_what_computes() -> None:
+    slow = ("torch", "transformers", "fastapi", "uvicorn", "engine_adapter.assemble")
+    program = (
+        f"import sys, api.cli; api.cli.build_cli(); print([name for name in {slow} if name in sys.modules])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "[]\n"
+
+
+def test_generate_writes_text_and_says_where_its_tokens_came_from(model_folder: Path, tmp_path: Path) -> None:
+    flags = ("--model", str(model_folder), "--disk-path", str(tmp_path / "blocks"), "--device-bytes", "4MiB")
+    prompt = "the cat sat on the mat and the dog sat on the cat. " * 2
+    command = ("generate", *flags, "--prompt", prompt, "--max-tokens", "5")
+    first, second = run(*command), run(*command)
+    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr
+    assert first.stdout == second.stdout
+    assert " computed), 5 generated; TTFT " in first.stderr
+    assert " disk), 5 generated; TTFT " in second.stderr
+
+
+def test_doctor_finds_all_well_for_a_sound_model(model_folder: Path, tmp_path: Path) -> None:
+    result = run("doctor", "--model", str(model_folder), "--disk-path", str(tmp_path), "--disk-bytes", "1MiB")
+    assert result.exit_code == 0
+    assert "FAIL" not in result.output
+    for subject in ("python", "torch", "transformers", "packages", "device", "model", "disk", "plugins"):
+        assert f" {subject} " in result.output
+
+
+def test_doctor_names_each_thing_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run(
+        "doctor", "--model", str(tmp_path), "--disk-path", str(tmp_path / "file" / "x"),
+        "--host-bytes", "900TiB", "--reload-policy", "never-heard-of",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    wrong = [line.split()[1] for line in result.output.splitlines() if line.startswith("FAIL")]
+    assert wrong == ["memory", "model", "disk", "plugins"]
+    assert "there are: always-load" in result.output
+
+
+def test_direct_io_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    takes_direct_io(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hidden_rooms() == {}
+    assert set(hidden_rooms(tmp_path)) == set(ROOMS)
+    foreign = tmp_path / "backends"
+    foreign.mkdir()
+    (foreign / "__init__.py").touch()
+    ended = subprocess.run(
+        [sys.executable, "-c", "from api.entry import main; main()", "version"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, f"prefixd: {complaint('backends', str(foreign))}\n")

@@ -185,9 +185,12 @@ class DevicePool:
         self._at_rest(out).copy_(self._tokens(block))
 
     def write_block(self, block: int, data: memoryview) -> None:
-        """Copy ``data`` (``block_bytes``, as it lies at rest) into a private block; blocks until done."""
+        """Copy ``data`` (``block_bytes``, as it lies at rest, a writable buffer) into a private block.
+
+        Blocks until done; ``data`` is only read.
+        """
         self.require_private((block,))
-        self._tokens(block).copy_(self._at_rest(memoryview(bytearray(data)) if data.readonly else data))
+        self._tokens(block).copy_(self._at_rest(data))
 
     def clear(self) -> None:
         """Evict every published block that may be evicted."""

@@ -68,7 +68,7 @@ class HostBackend:
     def lend(self, key: bytes) -> memoryview | None:
         with self._lock:
             entry = self._entries.get(key)
-            return entry.slot.view.toreadonly() if entry else None
+            return entry.slot.view if entry else None
 
     def surrender(self, key: bytes) -> Slot | None:
         with self._lock:

@@ -88,7 +88,11 @@ class Lending(Protocol):
         ...
 
     def lend(self, key: bytes) -> memoryview | None:
-        """Return the block's bytes, valid until ``delete`` or ``surrender``; ``None``: not there."""
+        """Return the block's bytes as they lie; ``None``: not there.
+
+        Valid until ``delete`` or ``surrender``, and not to be written to (a read-only view would
+        cost consumers such as ``torch.frombuffer`` a copy).
+        """
         ...
 
     def surrender(self, key: bytes) -> Slot | None:

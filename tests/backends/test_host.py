@@ -28,24 +28,25 @@ def test_a_full_arena_is_out_of_space_and_takes_blocks_again_after_a_delete() ->
     host.check()
 
 
-def test_an_adopted_slot_is_served_without_a_copy() -> None:
+def test_an_adopted_slot_is_lent_without_a_copy_until_it_is_surrendered() -> None:
     arena = Arena(4 * PAGE_BYTES)
     host = HostBackend(arena)
-    key, payload = make_key("a"), make_payload("a", 5000)
+    key = make_key("a")
     slot = arena.allocate(5000)
     assert slot is not None
-    slot.view[:] = payload
-    host.adopt(key, make_header(key, payload).pack(), slot)
-    assert get(host, key, 5000) == payload
-    borrowed = host.borrow(key)
-    assert borrowed is not None
-    slot.view[0] ^= 1
-    assert borrowed[0] == payload[0] ^ 1
-    assert borrowed.readonly
+    host.adopt(key, slot)
+    lent = host.lend(key)
+    assert lent is not None
+    slot.view[0] = 7
+    assert lent[0] == 7
+    assert get(host, key, 5000) is None, "it is lent, never read as a frame"
     assert (host.stats().occupied_bytes, arena.used_bytes) == (2 * PAGE_BYTES, 2 * PAGE_BYTES)
-    host.delete(key)
-    assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 0)
-    assert host.borrow(key) is None
+    assert host.surrender(key) is slot
+    assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 2 * PAGE_BYTES)
+    assert host.lend(key) is None
+    assert host.surrender(key) is None
+    slot.free()
+    assert arena.used_bytes == 0
 
 
 def test_a_slot_is_not_used_again_while_somebody_reads_it() -> None:

@@ -18,7 +18,7 @@ from engine_adapter.engine.models import LoadedModel, load_model
 from engine_adapter.engine.request import OnEvent
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.sdpa import SdpaAttention
-from kvstore.arena import Arena, slot_stride
+from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.seams import ReloadPolicy
 from kvstore.store import StoreConfig, TieredStore
@@ -29,6 +29,10 @@ from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
     EOS,
+    HEAD_DIM,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    SLOT_BYTES,
     VOCAB_SIZE,
     CleanIds,
     MakeRig,
@@ -56,10 +60,17 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-llama")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT_TOKENS,
-        initializer_range=0.4, bos_token_id=256, eos_token_id=EOS,
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        hidden_size=4 * HEAD_DIM,
+        intermediate_size=96,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=NUM_KV_HEADS,
+        max_position_embeddings=CONTEXT_TOKENS,
+        initializer_range=0.4,
+        bos_token_id=EOS - 1,
+        eos_token_id=EOS,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -101,12 +112,8 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         host_blocks: int = 256,
         **limits: Any,
     ) -> Rig:
-        arena = Arena((host_blocks + 64) * slot_stride(model.kv_shape.block_bytes), slab_bytes=2**18)
-        specs = (
-            tiers(arena)
-            if tiers
-            else [host_tier(arena, host_blocks * slot_stride(model.kv_shape.block_bytes))]
-        )
+        arena = Arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
+        specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * SLOT_BYTES)]
         clock = clock or Clock()
         store = TieredStore(specs, arena, StoreConfig(audit_share=1.0), clock)
         added, removed = store.device_added, store.device_removed

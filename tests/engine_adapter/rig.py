@@ -11,11 +11,12 @@ from threading import Condition
 from typing import Any
 
 from backends.device import DevicePool
+from backends.faulty import Fault, Faulty
 from backends.host import HostBackend
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.request import Completion, Delta, Event, Finished, Request, Sampling
-from kvstore.arena import Arena
+from kvstore.arena import Arena, slot_stride
 from kvstore.keys import chain_keys
 from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec
@@ -23,9 +24,13 @@ from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
 
 BLOCK_TOKENS = 8
-CONTEXT_TOKENS = 256
+CONTEXT_TOKENS = 2048
 VOCAB_SIZE = 258
 EOS = 257
+NUM_LAYERS = 3
+NUM_KV_HEADS = 2
+HEAD_DIM = 12
+SLOT_BYTES = slot_stride(NUM_LAYERS * 2 * BLOCK_TOKENS * NUM_KV_HEADS * HEAD_DIM * 4)
 
 CleanIds = Callable[[Sequence[int], int], tuple[int, ...]]
 
@@ -116,6 +121,11 @@ def tier(backend: Any, name: str, budget_bytes: int = 2**30, **options: Any) -> 
 
 def host_tier(arena: Arena, budget_bytes: int) -> TierSpec:
     return tier(HostBackend(arena), "host", budget_bytes)
+
+
+def slow_tier(script: Sequence[Fault], **options: Any) -> Callable[[Arena], list[TierSpec]]:
+    """Return a store's only tier, one that is read by transfer threads and fails as in ``script``."""
+    return lambda _arena: [tier(Faulty(HostBackend(Arena(2**24)), script), "disk", **options)]
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 10) -> None:

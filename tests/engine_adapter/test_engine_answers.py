@@ -264,7 +264,7 @@ def test_a_request_that_outgrows_the_pool_ends_with_what_it_has(
 
 
 def test_a_request_ends_with_the_context(make_rig: MakeRig) -> None:
-    rig = make_rig()
+    rig = make_rig(num_blocks=CONTEXT_TOKENS // BLOCK_TOKENS)
     longest = Request(prompt_of(CONTEXT_TOKENS - 1, 1), Sampling(temperature=0, ignore_eos=True))
 
     answer = rig.engine.generate(longest)

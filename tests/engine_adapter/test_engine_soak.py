@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from threading import Lock
+
+import pytest
+
+from backends.disk import DiskBackend
+from backends.faulty import Call, Fault, Faulty, Operation, flip_byte
+from engine_adapter.engine.request import CacheUse, Request
+from kvstore.arena import Arena
+from kvstore.tier import TierSpec
+from tests.engine_adapter.rig import SLOT_BYTES, CleanIds, Events, MakeRig, greedy, host_tier, prompt_of, tier
+
+
+def moody(random: Random) -> Callable[[Call], bool]:
+    """Return a fault that mostly works, sometimes late, and sometimes fails in one of several ways."""
+    lock = Lock()
+
+    def action(call: Call) -> bool:
+        with lock:
+            mood = random.random()
+        if mood < 0.05:
+            raise OSError("not now")
+        if mood < 0.10:
+            return False
+        if mood < 0.15:
+            return flip_byte(int(mood * 1000))(call)
+        if mood < 0.20:
+            time.sleep(0.06)
+        return call.proceed()
+
+    return action
+
+
+def requests_of(random: Random, num: int) -> list[Request]:
+    stems = [prompt_of(150, seed) for seed in range(3)]
+    requests = []
+    for seed in range(num):
+        stem = random.choice(stems)[: random.randrange(1, 150)]
+        prompt = stem + prompt_of(random.choice([0, 0, random.randrange(30)]), seed)
+        use = random.choice([CacheUse.ON, CacheUse.ON, CacheUse.ON, *CacheUse])
+        requests.append(
+            greedy(prompt, random.randrange(1, 25), cache=use, salt=random.choice(["", "", "tenant"]))
+        )
+    return requests
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_stay_clean_through_pressure_cancellations_and_faults(
+    make_rig: MakeRig, clean_ids: CleanIds, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+
+    def tiers(arena: Arena) -> list[TierSpec]:
+        disk = Faulty(DiskBackend(tmp_path / "blocks"), [Fault(Operation.GET, moody(random))])
+        return [host_tier(arena, 24 * SLOT_BYTES), tier(disk, "disk", 60 * SLOT_BYTES, cooldown_s=0.05)]
+
+    rig = make_rig(
+        num_blocks=40, tiers=tiers, max_batched_tokens=48, max_sequences=6, load_deadline_s=0.05, max_loads=4
+    )
+    requests = requests_of(random, 40)
+    heard = [Events() for _ in requests]
+    handles = []
+    for request, events in zip(requests, heard, strict=True):
+        handles.append(rig.engine.submit(request, events))
+        if random.random() < 0.3:
+            rig.engine.check()
+            rig.store.check()
+        if random.random() < 0.25:
+            rig.engine.cancel(random.choice(handles))
+
+    for request, events in zip(requests, heard, strict=True):
+        finished = events.finished(60)
+        expected = clean_ids(request.prompt_ids, request.sampling.max_tokens or 0)
+        assert finished.reason in {"length", "cancelled"}
+        if finished.reason == "length":
+            assert events.token_ids == expected
+            assert sum(finished.usage.tokens_by_source.values()) == len(request.prompt_ids)
+        else:
+            assert events.token_ids == expected[: len(events.token_ids)]
+    rig.check_at_rest()

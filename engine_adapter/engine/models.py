@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -40,8 +41,9 @@ _NOT_IN_NAMESPACE = frozenset(
 class LoadedModel:
     """A model ready to run over a pool, and the facts that the engine needs of it.
 
-    ``kv_shape`` is the shape of one block, ``context_tokens`` the longest sequence the model takes,
-    ``namespace`` the identity of its keys and values. Token ids are below ``vocab_size``.
+    ``kv_shape`` is the shape of one block, ``num_heads`` counts query heads, ``context_tokens`` is
+    the longest sequence the model takes, ``namespace`` the identity of its keys and values. Token
+    ids are below ``vocab_size``.
     """
 
     name: str
@@ -49,6 +51,7 @@ class LoadedModel:
     device: torch.device
     compute_dtype: torch.dtype
     kv_shape: KVShape
+    num_heads: int
     context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -95,6 +98,7 @@ def load_model(
         device=where,
         compute_dtype=compute,
         kv_shape=_kv_shape(config, block_tokens, kept),
+        num_heads=config.num_attention_heads,
         context_tokens=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         eos_token_ids=_eos_token_ids(model),
@@ -127,7 +131,7 @@ def digest_in_memory(model: torch.nn.Module) -> str:
 def _read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError) as error:
         raise ModelRefusedError(str(folder), f"config.json is not understood: {_one_line(error)}") from error
     return config
 

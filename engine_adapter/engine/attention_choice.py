@@ -1,0 +1,126 @@
+"""Which attention this device runs: the first candidate that agrees with plain arithmetic.
+
+Kernels differ in what they take (dtype, head size, size of a block) and refuse late, or align a
+causal mask otherwise than asked. So none is trusted by its name: each is tried at start-up on
+small random data of the model's own shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from backends.device import KVShape
+from engine_adapter.engine.attention import AttentionBackend, Span
+from engine_adapter.engine.sdpa import CPU_GATHER_TOKENS, SdpaAttention
+from engine_adapter.engine.varlen import VarlenAttention
+from kvstore.errors import ConfigError
+
+# Far above the rounding of a sound kernel on values around 1, far below one key too many or too few.
+_TOLERANCE = {torch.float32: 4e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+# On a GPU a call for each sequence costs more than copying any of them.
+_GPU_GATHER_TOKENS = 1 << 30
+_SCALING = 0.3
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The attention to use, and why each candidate before it was not."""
+
+    attention: AttentionBackend
+    rejected: dict[str, str]
+
+
+def choose_attention(num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> Choice:
+    """Return the attention for a model on ``device`` that computes in ``dtype``.
+
+    Runs each candidate once on random data. Raises ``ConfigError`` when none is right.
+    """
+    return first_that_agrees(_candidates(device), num_heads, shape, dtype, device)
+
+
+def first_that_agrees(
+    candidates: Sequence[AttentionBackend],
+    num_heads: int,
+    shape: KVShape,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Choice:
+    """Return the first of ``candidates`` that gives what plain arithmetic gives.
+
+    A candidate may raise anything. Raises ``ConfigError`` when none agrees, with each one's reason.
+    """
+    rejected: dict[str, str] = {}
+    sample = _Sample.random(num_heads, shape, dtype, device)
+    for candidate in candidates:
+        reason = _objection(candidate, sample)
+        if reason is None:
+            return Choice(candidate, rejected)
+        rejected[candidate.name] = reason
+    reasons = "; ".join(f"{name} {reason}" for name, reason in rejected.items())
+    raise ConfigError("device", f"no attention works on {device} in {dtype}: {reasons}")
+
+
+def _candidates(device: torch.device) -> list[AttentionBackend]:
+    if device.type == "cpu":
+        return [SdpaAttention(CPU_GATHER_TOKENS)]
+    return [VarlenAttention(), SdpaAttention(_GPU_GATHER_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A small batch: a prefill, the middle of another, two decodes; blocks scattered and shared."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    spans: tuple[Span, ...]
+    block_tokens: int
+
+    @classmethod
+    def random(cls, num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> _Sample:
+        size = shape.block_tokens
+        bounds = [(0, size + 1, (4, 1)), (size, 3 * size - 1, (6, 7, 2)), (size // 2, size // 2 + 1, (5,))]
+        bounds.append((2 * size, 2 * size + 1, (6, 3, 0)))
+        spans, begin = [], 0
+        for start, end, blocks in bounds:
+            spans.append(Span(begin, start, end, blocks))
+            begin += end - start
+        generator = torch.Generator().manual_seed(_SEED)
+        query = torch.randn(1, num_heads, begin, shape.head_dim, generator=generator)
+        layer = torch.randn(2, 8 * size, shape.num_kv_heads, shape.head_dim, generator=generator)
+        keys, values = layer.to(device, shape.dtype)
+        return cls(query.to(device, dtype), keys, values, tuple(spans), size)
+
+
+def _objection(candidate: AttentionBackend, sample: _Sample) -> str | None:
+    query, expected = sample.query, _reference(sample)
+    try:
+        attend = candidate.plan(sample.spans, sample.block_tokens, query.dtype, query.device)
+        with torch.inference_mode():
+            out = attend(query, sample.keys, sample.values, _SCALING).cpu().float()
+    except Exception as error:  # noqa: BLE001 - a kernel that is missing or refuses may raise anything
+        return f"fails: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
+    if out.shape != expected.shape:
+        return f"gives the shape {tuple(out.shape)}"
+    distance = float((out - expected).abs().max())
+    return None if distance < _TOLERANCE[query.dtype] else f"is wrong by {distance:.3g}"
+
+
+def _reference(sample: _Sample) -> torch.Tensor:
+    """Return ``[1, rows, num_heads, head_dim]`` by fp32 arithmetic on the CPU."""
+    query, keys, values = (tensor.cpu().float() for tensor in (sample.query[0], sample.keys, sample.values))
+    heads_per_key = query.shape[0] // keys.shape[1]
+    parts = []
+    for span in sample.spans:
+        slots = [block * sample.block_tokens + i for block in span.blocks for i in range(sample.block_tokens)]
+        key = keys[slots[: span.end]].repeat_interleave(heads_per_key, 1)
+        value = values[slots[: span.end]].repeat_interleave(heads_per_key, 1)
+        scores = torch.einsum("hqd,khd->hqk", query[:, span.rows], key) * _SCALING
+        is_later = torch.arange(span.end) > torch.arange(span.start, span.end)[:, None]
+        weights = torch.softmax(scores.masked_fill(is_later, -torch.inf), dim=-1)
+        parts.append(torch.einsum("hqk,khd->qhd", weights, value))
+    return torch.cat(parts).unsqueeze(0)

@@ -1,0 +1,78 @@
+"""torch's paged variable-length attention: one kernel for the whole batch, on a GPU that offers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+
+import torch
+
+from engine_adapter.engine.attention import Attend, Span
+
+_CAUSAL = (-1, 0)
+
+
+class VarlenAttention:
+    """FlashAttention over a block table; which sizes of block it takes depends on its version.
+
+    Calling it raises where this torch, this device or this dtype does not offer it.
+    """
+
+    name = "varlen"
+
+    def plan(
+        self,
+        spans: Sequence[Span],
+        block_tokens: int,
+        dtype: torch.dtype,  # noqa: ARG002 - FlashAttention masks by itself
+        device: torch.device,
+    ) -> Attend:
+        num_queries = [span.end - span.start for span in spans]
+        widest = max(len(span.blocks) for span in spans)
+        table = [[*span.blocks, *[0] * (widest - len(span.blocks))] for span in spans]
+        return _Step(
+            block_tokens=block_tokens,
+            query_starts=_int32([0, *accumulate(num_queries)], device),
+            key_ends=_int32([span.end for span in spans], device),
+            block_table=torch.tensor(table, dtype=torch.int32, device=device),
+            max_queries=max(num_queries),
+            max_keys=max(span.end for span in spans),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    block_tokens: int
+    query_starts: torch.Tensor
+    key_ends: torch.Tensor
+    block_table: torch.Tensor
+    max_queries: int
+    max_keys: int
+
+    def __call__(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent from an older torch
+
+        pages = (-1, self.block_tokens, *keys.shape[1:])
+        out = varlen_attn(
+            query[0].transpose(0, 1),
+            keys.view(pages),
+            values.view(pages),
+            self.query_starts,
+            None,
+            self.max_queries,
+            self.max_keys,
+            scale=scaling,
+            window_size=_CAUSAL,
+            enable_gqa=True,
+            seqused_k=self.key_ends,
+            block_table=self.block_table,
+        )
+        return cast("torch.Tensor", out).unsqueeze(0)
+
+
+def _int32(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)

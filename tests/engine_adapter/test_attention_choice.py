@@ -1,0 +1,124 @@
+"""The probe that picks an attention: whatever a kernel's name promises, its numbers decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from backends.device import KVShape
+from engine_adapter.engine.attention import Attend, AttentionBackend, Span
+from engine_adapter.engine.attention_choice import choose_attention, first_that_agrees
+from engine_adapter.engine.sdpa import SdpaAttention
+from engine_adapter.engine.varlen import VarlenAttention
+from kvstore.errors import ConfigError
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def shape(dtype: torch.dtype = torch.float32, block_tokens: int = 16) -> KVShape:
+    return KVShape(num_layers=1, num_kv_heads=3, head_dim=64, block_tokens=block_tokens, dtype=dtype)
+
+
+class Missing:
+    """A kernel that this torch does not have."""
+
+    name = "missing"
+
+    def plan(self, *_facts: object) -> Attend:
+        raise ImportError("no module named flash")
+
+
+class Altered(SdpaAttention):
+    """A kernel that understands the spans otherwise than meant."""
+
+    name = "altered"
+
+    def alter(self, span: Span) -> Span:
+        raise NotImplementedError
+
+    def plan(
+        self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> Attend:
+        return super().plan([self.alter(span) for span in spans], block_tokens, dtype, device)
+
+
+class IgnoresTable(Altered):
+    """Reads the pool from its beginning, as if blocks lay in order."""
+
+    def alter(self, span: Span) -> Span:
+        return Span(span.begin, span.start, span.end, tuple(range(len(span.blocks))))
+
+
+class SeesOneTokenLess(Altered):
+    """Does not let a token attend to itself, except at the start."""
+
+    def alter(self, span: Span) -> Span:
+        return Span(span.begin, span.start - 1, span.end - 1, span.blocks) if span.start else span
+
+
+class WrongShape(SdpaAttention):
+    name = "wrong shape"
+
+    def plan(
+        self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> Attend:
+        attend = super().plan(spans, block_tokens, dtype, device)
+        return lambda *facts: attend(*facts).transpose(1, 2)
+
+
+def choose(
+    candidates: Sequence[AttentionBackend], dtype: torch.dtype = torch.float32
+) -> tuple[str, dict[str, str]]:
+    choice = first_that_agrees(candidates, 9, shape(dtype), dtype, CPU)
+    return choice.attention.name, choice.rejected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gather_tokens", [0, 30, 1 << 30])
+@pytest.mark.parametrize("num_heads", [3, 9])
+@pytest.mark.parametrize("block_tokens", [1, 16])
+def test_sdpa_agrees(dtype: torch.dtype, gather_tokens: int, num_heads: int, block_tokens: int) -> None:
+    sdpa = SdpaAttention(gather_tokens)
+    assert first_that_agrees([sdpa], num_heads, shape(dtype, block_tokens), dtype, CPU).rejected == {}
+
+
+def test_the_first_candidate_that_agrees_wins() -> None:
+    first, second = SdpaAttention(0), SdpaAttention(100)
+    assert first_that_agrees([first, second], 9, shape(), torch.float32, CPU).attention is first
+
+
+def test_a_missing_kernel_is_passed_over_with_its_reason() -> None:
+    name, rejected = choose([Missing(), SdpaAttention()])
+    assert (name, rejected) == ("sdpa", {"missing": "fails: no module named flash"})
+
+
+def test_torchs_paged_kernel_is_passed_over_on_a_cpu() -> None:
+    name, rejected = choose([VarlenAttention(), SdpaAttention()])
+    assert name == "sdpa"
+    assert rejected["varlen"].startswith("fails: Could not run")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", [IgnoresTable(0), SeesOneTokenLess(0)])
+def test_a_kernel_that_computes_something_else_is_passed_over(wrong: Altered, dtype: torch.dtype) -> None:
+    name, rejected = choose([wrong, SdpaAttention()], dtype)
+    assert name == "sdpa"
+    assert rejected["altered"].startswith("is wrong by ")
+
+
+def test_a_kernel_with_another_layout_is_passed_over() -> None:
+    _, rejected = choose([WrongShape(), SdpaAttention()])
+    assert rejected["wrong shape"].startswith("gives the shape (1, 9, ")
+
+
+def test_no_attention_at_all_is_refused_with_every_reason() -> None:
+    with pytest.raises(ConfigError, match=r"no attention works on cpu .* missing fails: no module"):
+        choose([Missing()])
+
+
+def test_a_cpu_runs_sdpa() -> None:
+    choice = choose_attention(9, shape(), torch.float32, CPU)
+    assert choice.attention.name == "sdpa"

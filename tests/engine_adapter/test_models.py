@@ -28,7 +28,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, vocab_size=64, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
+        num_key_value_heads=2, head_dim=8, vocab_size=64, max_position_embeddings=256, bos_token_id=1,
+        eos_token_id=2,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = [2, 5]

@@ -12,7 +12,7 @@ from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
 from backends.host import HostBackend
 from backends.pagelock import cuda_page_locker
-from engine_adapter.engine.sdpa import SdpaAttention
+from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model
@@ -81,7 +81,9 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    runner = ModelRunner(model.model, pool, SdpaAttention())
+    num_heads = model.model.config.num_attention_heads
+    attention = choose_attention(num_heads, model.kv_shape, model.compute_dtype, model.device).attention
+    runner = ModelRunner(model.model, pool, attention)
     engine_config = EngineConfig(
         max_batched_tokens=config.max_batched_tokens,
         max_sequences=config.max_sequences,
@@ -107,7 +109,9 @@ def _make_store(
     block_bytes = model.kv_shape.block_bytes
     host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == _HOST)
     staging_bytes = max(_MIN_STAGING_BYTES, _STAGED_BLOCKS * slot_stride(block_bytes))
-    arena = Arena(host_bytes + staging_bytes, lock_pages=cuda_page_locker() if model.device.type == "cuda" else None)
+    arena = Arena(
+        host_bytes + staging_bytes, lock_pages=cuda_page_locker() if model.device.type == "cuda" else None
+    )
     specs, degraded = [], []
     for setup in config.tiers:
         try:
@@ -141,7 +145,9 @@ def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
         pool_bytes = _DEFAULT_CPU_POOL_BYTES
     least = 2 * model.kv_shape.block_bytes
     if pool_bytes < least:
-        raise ConfigError("device_bytes", f"{pool_bytes} holds less than two blocks of this model; give {least} or more")
+        raise ConfigError(
+            "device_bytes", f"{pool_bytes} holds less than two blocks of this model; give {least} or more"
+        )
     return pool_bytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -144,3 +145,10 @@ def test_the_model_is_listed(client: TestClient, path: str) -> None:
     answer = client.get(path).json()
     card = answer["data"][0] if answer["object"] == "list" else answer
     assert (card["id"], card["object"], card["max_model_len"]) == (MODEL, "model", 512)
+
+
+def test_no_log_quotes_a_prompt_or_an_answer(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        answer = complete(client, prompt="my secret is swordfish", max_tokens=30, cache_salt="salty", seed=1)
+    text = answer["choices"][0]["text"]
+    assert not any(secret in caplog.text for secret in ("swordfish", "salty", text))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from threading import Thread
 
 from kvstore.arena import Slot
@@ -15,6 +17,8 @@ from kvstore.loading import SharedBytes
 from kvstore.namespace import Namespace
 from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier, WriteMode
+
+_MAX_DESCRIBED = 4096  # salts are namespaces too, and anybody may invent them
 
 
 class Placement:
@@ -29,6 +33,7 @@ class Placement:
         self._write_through = self._with_mode(WriteMode.THROUGH)
         self._write_back = self._with_mode(WriteMode.BACK)
         self._write_second_use = self._with_mode(WriteMode.SECOND_USE)
+        self._described: OrderedDict[bytes, None] = OrderedDict()
         self.bytes_mask = sum(1 << tier.bit for tier in tiers)
 
     def readable_mask(self) -> int:
@@ -102,9 +107,14 @@ class Placement:
                     tier.counters.add(Count.EXPIRATIONS)
 
     def put_manifest(self, namespace: Namespace) -> None:
-        """Keep a manifest in every tier; a fault costs the manifest only."""
-        for tier in self._tiers:
-            tier.put_manifest(namespace.digest, namespace.manifest())
+        """Keep a namespace's manifest in every tier that outlives us, written behind, once."""
+        if namespace.digest in self._described:
+            return
+        self._described[namespace.digest] = None
+        while len(self._described) > _MAX_DESCRIBED:
+            self._described.popitem(last=False)
+        for tier in self._below_memory:
+            tier.pool.write(partial(tier.put_manifest, namespace.digest, namespace.manifest()))
 
     def close_tier(self, tier: Tier, ends_at_s: float) -> None:
         """Finish a tier's writes and close its backend; returns by ``ends_at_s`` (``time.monotonic``)."""

@@ -142,6 +142,7 @@ class TieredStore:
         """
         if self._closed:
             return None
+        self._placement.put_manifest(namespace)
         tokens = namespace.block_tokens
         facts = Record(
             key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s)
@@ -183,7 +184,10 @@ class TieredStore:
         self._index.unreport(_DEVICE_BIT, key)
 
     def register_namespace(self, namespace: Namespace) -> None:
-        """Keep the namespace's manifest beside its blocks, in every tier that outlives us; may block."""
+        """Keep the namespace's manifest beside its blocks, in every tier that outlives us. Never blocks.
+
+        A namespace that stores its first block is registered by that.
+        """
         self._placement.put_manifest(namespace)
 
     def evict(self, keys: Iterable[bytes]) -> int:

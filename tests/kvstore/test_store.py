@@ -216,8 +216,18 @@ def test_a_ttl_survives_a_restart_and_is_not_counted_anew(rig: Rig) -> None:
 
 
 def test_a_namespace_leaves_its_manifest_on_the_medium(rig: Rig) -> None:
-    rig.open().register_namespace(NAMESPACE)
+    store = rig.open()
+    store.register_namespace(NAMESPACE)
+    store.flush(5.0)
     assert Namespace.from_manifest(rig.medium.manifests[NAMESPACE.digest]) == NAMESPACE
+
+
+def test_a_salted_namespace_leaves_its_manifest_with_its_first_block(rig: Rig) -> None:
+    store = rig.open()
+    salted = NAMESPACE.with_salt("tenant")
+    store.put(salted, rig.key(1), b"", rig.payload(1))
+    store.flush(5.0)
+    assert Namespace.from_manifest(rig.medium.manifests[salted.digest]) == salted
 
 
 def test_clear_empties_every_tier_but_for_what_is_in_use(rig: Rig) -> None:

@@ -203,6 +203,19 @@ def test_a_shared_prefix_is_computed_once() -> None:
     torch.testing.assert_close(logits, expected, atol=ROUNDING, rtol=ROUNDING)
 
 
+@pytest.mark.parametrize("gather_tokens", [0, 512])
+def test_nothing_but_a_sequences_own_tokens_is_read(gather_tokens: int) -> None:
+    bench = Bench(tiny_model("llama"), gather_tokens=gather_tokens)
+    bench.pool.keys_and_values.fill_(torch.nan)
+    bench.blocks(3)
+    prompts, tables = (PROMPT[:6], OTHER_PROMPT[:33]), (bench.blocks(), bench.blocks())
+    for prompt, table in zip(prompts, tables, strict=True):
+        bench.prefill(prompt[:-1], table, chunk=7)
+    chunks = [Chunk(p[-1:], len(p) - 1, table, True) for p, table in zip(prompts, tables, strict=True)]
+    expected = torch.stack([plain_logits("llama", tuple(prompt))[-1] for prompt in prompts])
+    torch.testing.assert_close(bench.runner.forward(chunks), expected, atol=ROUNDING, rtol=ROUNDING)
+
+
 def test_published_blocks_are_not_written() -> None:
     bench = Bench(tiny_model("llama"))
     blocks = bench.blocks(2)

@@ -115,6 +115,16 @@ def test_a_file_is_a_padded_header_and_the_payload(disk: DiskBackend, folder: Pa
     assert block_path(folder, key).read_bytes() == header.pack() + bytes(4096 - HEADER_BYTES) + payload
 
 
+def test_padding_is_zero_whatever_was_read_before(disk: DiskBackend, folder: Path) -> None:
+    put(disk, make_key("a"), make_payload("a", BLOCK_BYTES))
+    path = block_path(folder, make_key("a"))
+    path.write_bytes(path.read_bytes().replace(bytes(4096 - HEADER_BYTES), b"?" * (4096 - HEADER_BYTES)))
+    assert get(disk, make_key("a"), BLOCK_BYTES) == make_payload("a", BLOCK_BYTES)
+    put(disk, make_key("b"), make_payload("b", BLOCK_BYTES))
+    padding = block_path(folder, make_key("b")).read_bytes()[HEADER_BYTES:4096]
+    assert padding == bytes(4096 - HEADER_BYTES)
+
+
 @pytest.mark.parametrize("nbytes", [4096, 5000, 65536, 70_000])
 def test_the_slots_of_an_arena_are_read_and_written_in_place(disk: DiskBackend, nbytes: int) -> None:
     arena = Arena(1 << 20)
@@ -140,6 +150,25 @@ def test_a_file_that_is_gone_is_a_miss_and_no_longer_charged(disk: DiskBackend, 
     assert get(disk, make_key("a"), BLOCK_BYTES) is None
     assert disk.stats().occupied_bytes == 0
     disk.delete(make_key("a"))
+
+
+def test_a_block_put_while_its_old_file_was_found_missing_stays(disk: DiskBackend, folder: Path) -> None:
+    key = make_key("a")
+    put(disk, key, make_payload("old", BLOCK_BYTES))
+    block_path(folder, key).unlink()
+    real_open = os.open
+
+    def put_right_after(path: str, flags: int, *mode: int) -> int:
+        try:
+            return real_open(path, flags, *mode)
+        except FileNotFoundError:
+            put(disk, key, make_payload("new", BLOCK_BYTES))
+            raise
+
+    with mock.patch("os.open", put_right_after):
+        assert get(disk, key, BLOCK_BYTES) is None
+    assert get(disk, key, BLOCK_BYTES) == make_payload("new", BLOCK_BYTES)
+    disk.check()
 
 
 @pytest.mark.parametrize("nbytes", [0, 100, 4096, FILE_BYTES - 1, FILE_BYTES + 1, FILE_BYTES + 4096])
@@ -238,10 +267,11 @@ def test_close_waits_for_a_write_under_way(folder: Path) -> None:
         return pwritev(descriptor, buffers, offset)
 
     with mock.patch("os.pwritev", slow):
-        writer = threading.Thread(target=put, args=(disk, make_key("a"), make_payload("a", BLOCK_BYTES)))
+        block = (disk, make_key("a"), make_payload("a", BLOCK_BYTES))
+        writer = threading.Thread(target=put, args=block, daemon=True)
         writer.start()
         writing.wait()
-        closer = threading.Thread(target=disk.close)
+        closer = threading.Thread(target=disk.close, daemon=True)
         closer.start()
         closer.join(0.05)
         assert closer.is_alive()
@@ -379,8 +409,11 @@ def test_the_sweep_removes_leftovers_and_broken_blocks_and_nothing_else(folder: 
     data = block_path(folder, sound.key).read_bytes()
     leftover = folder / "v1" / "tmp" / "123-half"
     leftover.write_bytes(data[:5000])
-    broken = [block_path(folder, make_key(name)) for name in ("short", "flipped", "swapped", "empty")]
-    for path, content in zip(broken, (data[:-1], data[:60] + b"?" + data[61:], data, b""), strict=True):
+    short, flipped, swapped, empty = (make_key(name) for name in ("short", "flipped", "swapped", "empty"))
+    header_only = make_header(short, make_payload("short", BLOCK_BYTES)).pack()
+    broken_contents = {short: header_only, flipped: data[:60] + b"?" + data[61:], swapped: data, empty: b""}
+    broken = [block_path(folder, key) for key in broken_contents]
+    for path, content in zip(broken, broken_contents.values(), strict=True):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     newer = block_path(folder, make_key("newer"))
@@ -594,7 +627,7 @@ def test_any_order_of_events(tmp_path_factory: pytest.TempPathFactory) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=25,
+            max_examples=40,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

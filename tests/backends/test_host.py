@@ -6,9 +6,10 @@ import pytest
 
 from backends.host import HostBackend
 from kvstore.arena import PAGE_BYTES, Arena
-from kvstore.conformance.backend import BackendConformance, get, make_header, make_key, make_payload, put
+from kvstore.conformance.backend import BackendConformance, get, make_key, make_payload, put
 from kvstore.errors import BackendError, OutOfSpaceError
 from kvstore.frame import HEADER_BYTES
+from kvstore.seams import Lending
 
 
 class TestHostBackend(BackendConformance):
@@ -28,25 +29,43 @@ def test_a_full_arena_is_out_of_space_and_takes_blocks_again_after_a_delete() ->
     host.check()
 
 
-def test_an_adopted_slot_is_lent_without_a_copy_until_it_is_surrendered() -> None:
+def test_a_replacement_that_finds_no_room_leaves_nothing_of_the_old_block() -> None:
+    host = HostBackend(Arena(PAGE_BYTES))
+    put(host, make_key("a"), make_payload("old", 100))
+    with pytest.raises(OutOfSpaceError):
+        put(host, make_key("a"), make_payload("new", 100))
+    assert get(host, make_key("a"), 100) is None
+    assert host.stats().occupied_bytes == 0
+
+
+def test_an_adopted_slot_is_lent_and_surrendered_without_a_copy() -> None:
     arena = Arena(4 * PAGE_BYTES)
     host = HostBackend(arena)
-    key = make_key("a")
-    slot = arena.allocate(5000)
+    key, slot = make_key("a"), arena.allocate(5000)
     assert slot is not None
+    assert isinstance(host, Lending)
+    slot.view[:] = make_payload("a", 5000)
     host.adopt(key, slot)
     lent = host.lend(key)
     assert lent is not None
-    slot.view[0] = 7
-    assert lent[0] == 7
-    assert get(host, key, 5000) is None, "it is lent, never read as a frame"
+    slot.view[0] ^= 1
+    assert lent == slot.view
     assert (host.stats().occupied_bytes, arena.used_bytes) == (2 * PAGE_BYTES, 2 * PAGE_BYTES)
     assert host.surrender(key) is slot
     assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 2 * PAGE_BYTES)
-    assert host.lend(key) is None
-    assert host.surrender(key) is None
-    slot.free()
-    assert arena.used_bytes == 0
+    assert (host.lend(key), host.surrender(key)) == (None, None)
+    host.check()
+
+
+def test_an_adopted_slot_has_no_frame_to_read_and_is_freed_by_a_delete() -> None:
+    arena = Arena(4 * PAGE_BYTES)
+    host = HostBackend(arena)
+    slot = arena.allocate(5000)
+    assert slot is not None
+    host.adopt(make_key("a"), slot)
+    assert get(host, make_key("a"), 5000) is None
+    host.delete(make_key("a"))
+    assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 0)
 
 
 def test_a_slot_is_not_used_again_while_somebody_reads_it() -> None:

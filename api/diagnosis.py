@@ -18,10 +18,10 @@ from api.commands.version import installed_version
 from api.quantities import format_bytes
 from api.settings import Settings
 from api.settings_sources import check_budgets
-from api.shadowing import complaint, hidden_rooms
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin
+from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
 _DIRECT_BYTES = 4096

@@ -82,7 +82,7 @@ def run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_wheel_holds_the_rooms_and_what_they_need(distributions: Path) -> None:
     (wheel,) = distributions.glob("prefixd-*-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == ROOMS
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*ROOMS, "prefixd.py"}
     assert {f"{room}/py.typed" for room in ROOMS} <= set(names)
     assert "api/demo/document.txt" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

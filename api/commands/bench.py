@@ -35,8 +35,11 @@ def bench_tiers(
     from api.quantities import parse_bytes
     from kvstore.errors import ConfigError
 
-    size = parse_bytes(block_bytes)
-    if size < PAGE_BYTES or size > 1 << 30:
+    try:
+        size = parse_bytes(block_bytes)
+    except ValueError as error:
+        raise ConfigError("block_bytes", str(error)) from error
+    if not PAGE_BYTES <= size <= 1 << 30:
         raise ConfigError("block_bytes", f"{block_bytes} is not between 4KiB and 1GiB")
     bench_run = TiersBench(size, rounds, folder or Path.cwd())
     write_report(run_stages(bench_run.stages()), json_file)

@@ -47,7 +47,7 @@ def end_of(log: Path) -> str:
 
 def _start(flags: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     # -P: a folder called api where the user stands is not ours.
-    command = [sys.executable, "-P", "-m", "api.entry", "serve", *flags]
+    command = [sys.executable, "-P", "-m", "prefixd", "serve", *flags]
     # The user's own settings are for the user's own servers.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXD_")}
     with log.open("ab") as output:

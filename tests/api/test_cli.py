@@ -13,7 +13,7 @@ from api.cli import build_cli
 from api.commands.flags import flag_settings
 from api.diagnosis import takes_direct_io
 from api.settings_sources import flag_name
-from api.shadowing import ROOMS, complaint, hidden_rooms
+from prefixd import ROOMS, complaint, hidden_rooms
 
 COMMANDS = ("serve", "generate", "demo", "doctor", "version")
 REPOSITORY = Path(__file__).parents[2]
@@ -146,7 +146,7 @@ def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, monkeypatch:
     foreign.mkdir()
     (foreign / "__init__.py").touch()
     ended = subprocess.run(
-        [sys.executable, "-c", "from api.entry import main; main()", "version"],
+        [sys.executable, "-c", "from prefixd import main; main()", "version"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
     )  # fmt: skip

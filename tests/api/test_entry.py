@@ -8,7 +8,7 @@ COMMAND_WITHOUT = """
 import sys
 sys.modules[{package!r}] = None
 sys.argv = ["prefixd", *{arguments!r}]
-from api.entry import main
+from prefixd import main
 main()
 """
 

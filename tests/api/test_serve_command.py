@@ -28,7 +28,7 @@ class Server:
     def __init__(self, *flags: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PREFIXD_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "api.entry", "serve", *flags],
+            [sys.executable, "-m", "prefixd", "serve", *flags],
             cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
         )  # fmt: skip
         self.ready = ""

@@ -64,8 +64,14 @@ class Rig:
         self.engine._call(action)
 
     def forget_device(self) -> None:
-        """Evict all that the pool has cached; the store keeps its copies."""
-        self.on_engine_thread(self.pool.clear)
+        """Evict all that the pool has cached, and overwrite it; the store keeps its copies."""
+
+        def forget() -> None:
+            self.pool.clear()
+            assert self.pool.num_free == self.pool.num_blocks
+            self.pool.keys_and_values.fill_(7.0)
+
+        self.on_engine_thread(forget)
 
     def generate_together(self, requests: Sequence[Request]) -> list[Completion]:
         """Submit all ``requests`` at once and return their answers in order."""

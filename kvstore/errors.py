@@ -18,7 +18,7 @@
     │   └── UnknownModelError
     ├── OverloadedError        too many requests wait already
     ├── ServerFailedError      a server that was started or asked did not do as it must
-    └── InvariantError         a conservation law does not hold (raised by ``check()`` alone)
+    └── InvariantError         a conservation law does not hold, or a caller would break one
 
 Each error carries its facts as attributes, and its message is one line that says what to do.
 """

@@ -30,14 +30,14 @@ class Answer:
     itl_s: float
 
 
-def ask(url: str, model: str, prompt: str, max_tokens: int, cache: str) -> Answer:
-    """Send ``prompt`` as a chat, greedily answered; blocks until the answer is complete.
+def ask(url: str, model: str, system: str, question: str, max_tokens: int, cache: str) -> Answer:
+    """Send a chat of two messages, answered greedily; blocks until the answer is complete.
 
     ``cache`` is the request's ``kv.cache``. Raises ``ServerFailedError`` for anything but an answer.
     """
     body = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": max_tokens,
         "stream": True,

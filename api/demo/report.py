@@ -11,14 +11,14 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from api.demo.scenario import TIERS, Row
+from api.demo.scenario import QUESTIONS, TIERS, Row
 
 _COLUMNS = ("prompt", "computed", *TIERS, "TTFT", "clean", "ITL", "equal")
 
 _CAPTION = """\
-Prompt tokens by where their keys and values came from. TTFT in seconds, beside
-that of the clean run, which uses no cache; ITL in milliseconds. Device full: a
-request in between has pushed the text off the device tier."""
+Prompt tokens by where their keys and values came from; TTFT in seconds, beside
+the clean run's (no cache at all); ITL in milliseconds. Evicted: a request in
+between has pushed the text off the device tier."""
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -45,6 +45,12 @@ def _cells(row: Row) -> list[str]:
         f"{answer.itl_s * 1000:.0f}",
         "[green]yes[/]" if row.is_equal else "[red]NO[/]",
     ]
+
+
+def answers(rows: Sequence[Row]) -> str:
+    """Return what was asked and answered, a line each."""
+    pairs = zip(QUESTIONS, rows, strict=False)
+    return "\n".join(f"> {question}\n{' '.join(row.answer.text.split())} ..." for question, row in pairs)
 
 
 def next_commands(model: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +11,12 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from api.demo.report import next_commands, table
-from api.demo.scenario import NUM_STEPS, QUESTIONS, Row, Step, faults, play
+from api.demo.report import answers, next_commands, table
+from api.demo.scenario import NUM_STEPS, QUESTIONS, Row, faults, play
 from api.demo.server import end_of
 from api.folders import cache_folder
+
+_Advance = Callable[[str, float], None]
 
 
 def run_demo(console: Console | None = None) -> bool:
@@ -27,8 +29,7 @@ def run_demo(console: Console | None = None) -> bool:
     with TemporaryDirectory(prefix="prefixd-demo-") as workspace:
         log = Path(workspace, "server.log")
         model = _converted_model(console)
-        with _steps(console) as step:
-            rows = play(model, Path(workspace), log, step)
+        rows = _played(console, model, Path(workspace), log)
         wrong = faults(rows)
         _show(console, rows, wrong, time.monotonic() - started_s)
         if wrong:
@@ -39,31 +40,44 @@ def run_demo(console: Console | None = None) -> bool:
 
 
 def _converted_model(console: Console) -> Path:
-    with _bar(console) as bar:
-        task = bar.add_task("loading torch and transformers", total=1)
+    with _progress(console) as advance:
+        advance("loading torch and transformers", 0.0)
         from engine_adapter.engine.convert import smollm2_folder  # noqa: PLC0415 - slow, so under the bar
 
         return smollm2_folder(
-            cache_folder(),
-            lambda step, share: bar.update(task, description=f"model: {step}", completed=share),
+            cache_folder(), lambda step, share: advance(f"converting the model: {step}", share)
         )
 
 
+def _played(console: Console, model: Path, workspace: Path, log: Path) -> list[Row]:
+    num_begun = 0
+    with _progress(console) as advance:
+
+        def step(text: str) -> None:
+            nonlocal num_begun
+            advance(text, num_begun / NUM_STEPS)
+            num_begun += 1
+
+        return play(model, workspace, log, step)
+
+
 @contextmanager
-def _steps(console: Console) -> Iterator[Step]:
-    with _bar(console) as bar:
-        task = bar.add_task("", total=NUM_STEPS, completed=-1)
-        yield lambda text: bar.update(task, description=text, advance=1)
-
-
-def _bar(console: Console) -> Progress:
+def _progress(console: Console) -> Iterator[_Advance]:
+    """Show a bar; where nobody watches, a line for each step."""
+    if not console.is_terminal:
+        yield lambda text, _share: console.print(f"  {text}")
+        return
     columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    return Progress(*columns, console=console, transient=True)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda text, share: bar.update(task, description=text, completed=share)
 
 
 def _show(console: Console, rows: list[Row], wrong: list[str], took_s: float) -> None:
+    console.print(answers(rows), markup=False, soft_wrap=False)
+    tokens = rows[0].answer.prompt_tokens
     console.print(
-        f"One text of {rows[0].answer.prompt_tokens} tokens, {len(QUESTIONS)} questions, {took_s:.0f} s."
+        f"\n{len(QUESTIONS)} prompts of {tokens} tokens, before and after a restart: {took_s:.0f} s"
     )
     console.print(table(rows))
     for fault in wrong:

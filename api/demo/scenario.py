@@ -10,11 +10,7 @@ from pathlib import Path
 from api.demo.client import Answer, ask
 from api.demo.server import running_server
 
-QUESTIONS = (
-    "What is prefill, and what is decode?",
-    "Why does a block get a name that depends on the block before it?",
-    "Why is the run without any cache called the clean run?",
-)
+QUESTIONS = ("What is a token?", "What is a block?", "What is called a namespace?")
 TIERS = ("device", "host", "disk")
 NUM_STEPS = 2 + 3 * len(QUESTIONS)
 
@@ -82,8 +78,8 @@ class _Asker:
 
     def ask(self, number: int, cache: str = "on") -> Answer:
         self.step(f"question {number}" if cache == "on" else f"question {number} without the cache")
-        prompt = f"{document()}\nQuestion: {QUESTIONS[number - 1]}"
-        return ask(self.url, self.model, prompt, _MAX_TOKENS, cache)
+        system = f"Answer questions about this text.\n\n{document()}"
+        return ask(self.url, self.model, system, QUESTIONS[number - 1], _MAX_TOKENS, cache)
 
 
 def _first_visit(asker: _Asker) -> list[Row]:
@@ -95,5 +91,5 @@ def _first_visit(asker: _Asker) -> list[Row]:
     return [
         Row("1st question", first, first_clean),
         Row("2nd question", second, asker.ask(2, "off")),
-        Row("3rd, device full", third, asker.ask(3, "off")),
+        Row("3rd, evicted", third, asker.ask(3, "off")),
     ]

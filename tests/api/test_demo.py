@@ -1,0 +1,82 @@
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from api.demo.client import Answer
+from api.demo.report import next_commands, table
+from api.demo.run import run_demo
+from api.demo.scenario import Row, document, faults
+from api.demo.server import running_server
+from kvstore.errors import ServerFailedError
+
+CLEAN = Answer("Paris.", 2000, 2, {"computed": 2000}, ttft_s=3.0, itl_s=0.03)
+CACHED = replace(CLEAN, tokens_by_source={"computed": 16, "device": 1000, "host": 984}, ttft_s=0.05)
+COLD = Row("1st question", CLEAN, CLEAN)
+WARM = Row("2nd question", CACHED, CLEAN)
+
+
+def printed(print_to: Callable[[Console], object]) -> str:
+    out = io.StringIO()
+    print_to(Console(file=out, width=100))
+    return out.getvalue()
+
+
+def test_nothing_is_wrong_when_answers_are_equal_and_later_ones_cached() -> None:
+    assert faults([COLD, WARM]) == []
+
+
+@pytest.mark.parametrize("answer", [replace(CACHED, text="Rome."), replace(CACHED, completion_tokens=3)])
+def test_another_answer_than_the_clean_runs_is_wrong(answer: Answer) -> None:
+    assert faults([COLD, Row("2nd question", answer, CLEAN)]) == [
+        "2nd question: the answer is not the clean run's"
+    ]
+
+
+def test_a_later_answer_that_nothing_was_loaded_for_is_wrong() -> None:
+    assert faults([COLD, Row("2nd question", CLEAN, CLEAN)]) == ["2nd question: nothing came from a cache"]
+
+
+def test_the_table_says_where_the_tokens_came_from_and_what_it_took() -> None:
+    lines = printed(lambda console: console.print(table([COLD, WARM]))).splitlines()
+    assert "prompt  computed  device  host  disk  TTFT  clean  ITL  equal".split() in map(str.split, lines)
+    row = next(line for line in lines if line.startswith("2nd question"))
+    assert row.split()[2:] == ["2000", "16", "1000", "984", "·", "0.05", "3.00", "30", "yes"]
+
+
+def test_the_first_command_to_try_next_is_for_the_users_own_model() -> None:
+    first, *others = next_commands(Path("a model"))
+    assert first == "prefixd serve --model /path/to/your/model"
+    assert len(others) == 2
+    assert all("--model 'a model'" in command for command in others)
+
+
+def test_a_server_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerFailedError, match=r"(?s)ended with code.*no-such-model"),
+        running_server(["--model", str(tmp_path / "no-such-model")], tmp_path / "log"),
+    ):
+        pass
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_shows_a_long_document_answered_from_every_tier(smollm2: Path) -> None:
+    assert len(document().split()) > 1500
+    out = io.StringIO()
+    assert run_demo(Console(file=out, width=100)), out.getvalue()
+
+    rows = [line.split()[-9:] for line in out.getvalue().splitlines() if line.rstrip().endswith("yes")]
+    tokens = [[int(cell) if cell != "·" else 0 for cell in row[:5]] for row in rows]
+    first, second, third, *restarted = tokens
+    assert all(prompt == sum(sources) >= 1800 for prompt, *sources in tokens)
+    assert first == [first[0], first[0], 0, 0, 0]
+    _, computed, device, host, disk = second
+    assert (device >= 1800, computed < 100, host, disk) == (True, True, 0, 0)
+    _, computed, device, host, disk = third
+    assert (host >= 1500, computed < 100, disk) == (True, True, 0)
+    assert restarted[0][4] >= 1800
+    assert [row[2] >= 1800 for row in restarted] == [False, True, True]
+    assert out.getvalue().count(f"--model {smollm2}") == 2

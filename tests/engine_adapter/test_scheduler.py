@@ -1,0 +1,219 @@
+"""Who computes what, decided on a real pool and store, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from backends.device import DevicePool, KVShape
+from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.detokenize import Detokenizer, TextStream
+from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.request import COMPUTED, CacheUse, Request
+from engine_adapter.engine.scheduler import Scheduler, Work
+from engine_adapter.engine.sequence import Sequence
+from kvstore.arena import Arena
+from kvstore.clock import Clock
+from kvstore.namespace import Namespace
+from kvstore.store import TieredStore
+from policies.lru import LeafFirstLRU
+from policies.reload import AlwaysLoad
+from tests.engine_adapter.rig import host_tier, prompt_of
+
+BLOCK = 4
+
+
+class Desk:
+    """A scheduler with ``num_blocks`` blocks of four tokens; ``compute`` plays the model."""
+
+    def __init__(self, num_blocks: int, **limits: Any) -> None:
+        arena = Arena(2**20)
+        self.store = TieredStore([host_tier(arena, 2**19)], arena)
+        added, removed = self.store.device_added, self.store.device_removed
+        shape = KVShape(1, 1, 2, BLOCK, torch.float32)
+        self.pool = DevicePool(shape, num_blocks, "cpu", LeafFirstLRU(), added, removed, Clock())
+        namespace = Namespace("w", "{}", "float32", "float32", BLOCK)
+        config = EngineConfig(**limits)
+        self.prefix = PrefixCache(self.pool, self.store, AlwaysLoad(), namespace, config, lambda: None)
+        self.scheduler = Scheduler(self.prefix, config)
+        self._numbers = iter(range(1000))
+
+    def add(self, prompt: list[int], cache: CacheUse = CacheUse.ON) -> Sequence:
+        text = TextStream(Detokenizer(str, bool, bool), ())
+        sequence = Sequence(next(self._numbers), Request(prompt, cache=cache), lambda _: None, text, 0.0)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def admit_all(self) -> list[Sequence]:
+        admitted = []
+        while sequence := self.scheduler.admit():
+            self.prefix.plan(sequence, 0, 0)
+            self.prefix.collect(sequence, 0.0)
+            admitted.append(sequence)
+        return admitted
+
+    def turn(self) -> list[tuple[int, int, int]]:
+        """Admit, plan and compute; returns (number, start, end) of each work."""
+        self.admit_all()
+        assert self.scheduler.make_room() == []
+        works = self.scheduler.plan()
+        self.compute(works)
+        self.scheduler.check()
+        self.pool.check()
+        return [(work.sequence.number, work.start, work.end) for work in works]
+
+    def compute(self, works: list[Work]) -> None:
+        for work in works:
+            work.sequence.move_to(work.end, COMPUTED)
+            if work.needs_logits:
+                work.sequence.tokens.append(9)
+            self.prefix.publish(work.sequence, work.start)
+
+
+MakeDesk = Callable[..., Desk]
+
+
+@pytest.fixture
+def make_desk() -> Iterator[MakeDesk]:
+    desks: list[Desk] = []
+
+    def make(num_blocks: int = 32, **limits: Any) -> Desk:
+        desks.append(Desk(num_blocks, **{"max_batched_tokens": 10, "max_sequences": 4, **limits}))
+        return desks[-1]
+
+    yield make
+    for desk in desks:
+        for sequence in [*desk.scheduler.running, *desk.scheduler.waiting]:
+            desk.scheduler.remove(sequence)
+        desk.scheduler.check()
+        assert desk.pool.num_available == desk.pool.num_blocks
+        assert desk.store.num_holds == 0
+        desk.store.close(5)
+
+
+def test_prefill_is_cut_to_the_budget_and_goes_on_where_it_stopped(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    desk.add(prompt_of(23, 1))
+
+    assert [desk.turn() for _ in range(4)] == [[(0, 0, 10)], [(0, 10, 20)], [(0, 20, 23)], [(0, 23, 24)]]
+
+
+def test_what_one_prefill_leaves_of_the_budget_goes_to_the_next(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    for length in (7, 5, 6):
+        desk.add(prompt_of(length, length))
+
+    assert desk.turn() == [(0, 0, 7), (1, 0, 3)]
+    assert desk.turn() == [(0, 7, 8), (1, 3, 5), (2, 0, 6)]
+    assert desk.turn() == [(0, 8, 9), (1, 5, 6), (2, 6, 7)]
+
+
+def test_running_sequences_decode_before_anybody_is_prefilled(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    desk.add(prompt_of(3, 1))
+    desk.turn()
+    desk.add(prompt_of(30, 2))
+
+    assert desk.turn() == [(0, 3, 4), (1, 0, 9)]
+    assert desk.turn() == [(0, 4, 5), (1, 9, 18)]
+
+
+def test_no_more_run_than_may(make_desk: MakeDesk) -> None:
+    desk = make_desk(max_sequences=2)
+    for seed in range(3):
+        desk.add(prompt_of(2, seed))
+
+    assert [work[0] for work in desk.turn()] == [0, 1]
+    assert len(desk.scheduler.waiting) == 1
+    desk.scheduler.remove(desk.scheduler.running[0])
+    assert [work[0] for work in desk.turn()] == [1, 2]
+
+
+def test_a_newcomer_leaves_each_running_sequence_a_block_to_grow(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=5)
+    desk.add(prompt_of(8, 1))
+    desk.add(prompt_of(12, 2))
+
+    assert [sequence.number for sequence in desk.admit_all()] == [0]
+    assert len(desk.scheduler.waiting) == 1
+
+
+def test_the_queue_is_served_in_order(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=4)
+    desk.add(prompt_of(8, 1))
+    desk.add(prompt_of(12, 2))
+    desk.add(prompt_of(4, 3))
+
+    assert [sequence.number for sequence in desk.admit_all()] == [0]
+
+
+def test_a_block_that_another_computes_in_this_step_is_left_to_it(make_desk: MakeDesk) -> None:
+    desk, stem = make_desk(max_batched_tokens=40), prompt_of(8, 1)
+    first, second = desk.add([*stem, 1, 2]), desk.add([*stem, 3])
+
+    assert desk.turn() == [(0, 0, 10)]
+    assert desk.turn() == [(0, 10, 11), (1, 8, 9)]
+    assert second.blocks[:2] == first.blocks[:2]
+    assert second.tokens_by_source == {"device": 8, COMPUTED: 1}
+
+
+def test_whoever_does_not_read_the_cache_computes_for_itself(make_desk: MakeDesk) -> None:
+    desk, prompt = make_desk(max_batched_tokens=40), prompt_of(8, 1)
+    desk.add(prompt)
+    desk.add(prompt, CacheUse.WRITE)
+    desk.add(prompt, CacheUse.OFF)
+
+    assert desk.turn() == [(0, 0, 8), (1, 0, 8), (2, 0, 8)]
+
+
+def test_blocks_published_while_a_sequence_computes_are_shared(make_desk: MakeDesk) -> None:
+    desk, stem = make_desk(max_batched_tokens=4), prompt_of(12, 1)
+    desk.add(stem)
+    desk.add([*stem, 1])
+    assert [desk.turn() for _ in range(3)] == [[(0, 0, 4)], [(0, 4, 8)], [(0, 8, 12)]]
+
+    assert desk.turn() == [(0, 12, 13), (1, 12, 13)]
+
+
+def test_computing_stops_at_a_ready_block_and_goes_on_behind_it(make_desk: MakeDesk) -> None:
+    desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
+    first = desk.add(prompt)
+    desk.turn()
+    keys = list(first.keys)
+    desk.scheduler.remove(first)
+    desk.pool.clear()
+    assert desk.store.evict([keys[0], keys[2], keys[3]]) == 3
+    again = desk.add(prompt)
+
+    assert [desk.turn() for _ in range(3)] == [[(1, 0, 4)], [(1, 8, 16)], [(1, 20, 22)]]
+    assert again.tokens_by_source == {COMPUTED: 4 + 8 + 2, "host": 8}
+
+
+def test_the_youngest_is_preempted_and_comes_back_first(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=6, max_batched_tokens=64)
+    older, younger = desk.add(prompt_of(7, 1), CacheUse.OFF), desk.add(prompt_of(7, 2), CacheUse.OFF)
+    waiting = desk.add(prompt_of(20, 3), CacheUse.OFF)
+    for _ in range(6):
+        desk.turn()
+
+    while not desk.scheduler.num_preempted:
+        desk.turn()
+
+    assert desk.scheduler.running == [older]
+    assert list(desk.scheduler.waiting) == [younger, waiting]
+    assert (younger.num_computed, younger.blocks) == (0, [])
+    tokens = list(younger.tokens)
+    desk.scheduler.remove(older)
+    assert desk.turn() == [(younger.number, 0, len(tokens))]
+    assert younger.tokens[:-1] == tokens
+
+
+def test_a_sequence_that_needs_more_than_the_pool_cannot_go_on(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=2, max_batched_tokens=64)
+    sequence = desk.add(prompt_of(8, 1))
+    desk.turn()
+
+    assert desk.scheduler.make_room() == [sequence]

@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+CACHE  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/prefixd
+MODEL  ?= $(CACHE)/SmolLM2-135M-Instruct
 
 # Torch, and what else computes here, uses the cores this process may use.
 export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
@@ -45,9 +47,13 @@ format: setup  ## put the source in shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## measure the engine and the tiers
-	$(BIN)/prefixd bench engine
+bench: setup $(MODEL)/config.json  ## measure the engine and the tiers; MODEL=folder for your own model
+	$(BIN)/prefixd bench engine --model $(MODEL)
 	$(BIN)/prefixd bench tiers
+
+$(CACHE)/SmolLM2-135M-Instruct/config.json: | setup
+	$(BIN)/python -c 'from api.folders import cache_folder; from engine_adapter.engine.convert import smollm2_folder; \
+		smollm2_folder(cache_folder())'
 
 lock: setup  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile pyproject.toml --output-file requirements.lock --upgrade --quiet \

@@ -45,7 +45,7 @@ def cuda_page_locker() -> LockPages | None:
         return None
     if not torch.cuda.is_available():
         return None
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # theirs
     return PageLocker(
         lambda address, nbytes: int(runtime.cudaHostRegister(address, nbytes, 0)),
         lambda address: int(runtime.cudaHostUnregister(address)),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SOURCES = ("kvstore", "backends", "policies", "engine_adapter", "api", "benchmarks")
-MAX_LINES = 300
+SOURCES = ("prefixd.py", "kvstore", "backends", "policies", "engine_adapter", "api", "benchmarks")
+MAX_LINES = 320
 
 # Written in pieces, so that this file keeps the rules it checks.
 FOREIGN = {
@@ -30,7 +30,11 @@ def tracked_files() -> list[Path]:
 
 
 def sources() -> list[Path]:
-    return [path for room in SOURCES for path in sorted((REPOSITORY / room).rglob("*.py"))]
+    return [
+        path
+        for path in tracked_files()
+        if path.suffix == ".py" and path.relative_to(REPOSITORY).parts[0] in SOURCES
+    ]
 
 
 def lines_of(paths: list[Path]) -> Iterator[tuple[str, str]]:
@@ -52,7 +56,7 @@ def test_nothing_is_pickled() -> None:
 
 def test_every_ignore_names_its_rule_and_its_reason() -> None:
     ignore = re.compile(r"# (ruff: )?noqa|# type: ignore")
-    reasoned = re.compile(r"# (noqa: [A-Z]+\d+(, [A-Z]+\d+)*|type: ignore\[[\w, -]+\]) +[#-] *\w+ \w+")
+    reasoned = re.compile(r"# (noqa: [A-Z]+\d+(, [A-Z]+\d+)*|type: ignore\[[\w, -]+\]) +([#-] )?\w+")
     found = [(place, line) for place, line in lines_of(sources()) if ignore.search(line)]
     assert [place for place, line in found if not reasoned.search(line)] == []
 

@@ -209,11 +209,11 @@ def _one_line(error: Exception) -> str:
 def _quietly() -> Iterator[None]:
     """Keep transformers' bars and warnings off the terminal, and leave its settings as they were."""
     bars, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
     transformers_logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs

@@ -105,7 +105,7 @@ class BackendConformance:
         """Return a backend with room for 64 blocks of 70,000 bytes; the same medium for the same path."""
         raise NotImplementedError
 
-    def break_medium(self, backend: Backend) -> AbstractContextManager[object] | None:  # noqa: ARG002
+    def break_medium(self, backend: Backend) -> AbstractContextManager[object] | None:  # noqa: ARG002  to override
         """Return a context in which every put fails half way, or ``None`` if that cannot be arranged."""
         return None
 

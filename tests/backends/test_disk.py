@@ -530,9 +530,9 @@ def test_a_hundred_thousand_blocks_are_replayed_in_well_under_a_second() -> None
     records = [put_record(number.to_bytes(16, "big"), Entry(header, 4096)) for number in range(100_000)]
     records += [deleted_record(number.to_bytes(16, "big")) for number in range(0, 100_000, 2)]
     data = b"".join(records)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     entries = replay(data)
-    assert time.perf_counter() - began_s < 1
+    assert time.process_time() - began_s < 1
     assert list(entries) == [number.to_bytes(16, "big") for number in range(1, 100_000, 2)]
 
 

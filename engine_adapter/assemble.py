@@ -81,8 +81,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    num_heads = model.model.config.num_attention_heads
-    attention = choose_attention(num_heads, model.kv_shape, model.compute_dtype, model.device).attention
+    attention = choose_attention(model.num_heads, model.kv_shape, model.compute_dtype, model.device).attention
     runner = ModelRunner(model.model, pool, attention)
     engine_config = EngineConfig(
         max_batched_tokens=config.max_batched_tokens,

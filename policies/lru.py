@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 from kvstore.errors import InvariantError
 
 _MIN_COMPACTION = 64
 
 
-class _Use(NamedTuple):
-    """When a block was used last; ``order`` tells uses at the same time apart."""
-
-    at_s: float
-    order: int
+# When a block was used last, and the use's number, which tells uses at the same time apart.
+_Use = tuple[float, int]
 
 
 class LeafFirstLRU:
@@ -103,7 +99,7 @@ class LeafFirstLRU:
 
     def _use(self, now_s: float) -> _Use:
         self._num_uses += 1
-        return _Use(now_s, self._num_uses)
+        return now_s, self._num_uses
 
     def _expose(self, key: bytes) -> None:
         if key not in self._last_use:

@@ -69,7 +69,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text before the first of ``stops``, holding back what might yet become one."""
+    """Cuts a text before the first complete one of ``stops``, holding back what might become one."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stops)
@@ -78,8 +78,10 @@ class StopStrings:
     def add(self, text: str) -> tuple[str, bool]:
         """Return the text that is safe to show, and whether a stop string was found."""
         self._held += text
-        if found := [at for stop in self._stops if (at := self._held.find(stop)) >= 0]:
-            return self._cut(min(found)), True
+        # The first to be complete counts, so that it does not matter in which pieces the text comes.
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            return self._cut(min(found)[1]), True
         return self._cut(len(self._held) - self._num_suspect()), False
 
     def flush(self) -> str:

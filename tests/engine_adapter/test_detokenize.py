@@ -135,8 +135,10 @@ def test_a_stop_string_is_cut_with_all_that_follows() -> None:
     assert stops.add("D and more") == ("", True)
 
 
-def test_the_earliest_stop_string_wins() -> None:
+def test_the_first_complete_stop_string_wins() -> None:
     assert StopStrings(["bc", "ab"]).add("xabc") == ("x", True)
+    assert StopStrings(["b", "aba"]).add("xaba") == ("xa", True)
+    assert StopStrings(["b", "ab"]).add("xab") == ("x", True)
 
 
 def test_what_was_held_back_comes_out_when_it_leads_to_nothing() -> None:
@@ -167,9 +169,9 @@ def test_the_text_ends_before_the_first_stop_string_however_it_comes(
     if not stopped:
         shown += matcher.flush()
 
-    ends = [text.find(stop) for stop in stops if stop in text]
-    assert stopped == bool(ends)
-    assert shown == text[: min(ends, default=len(text))]
+    matches = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    assert stopped == bool(matches)
+    assert shown == (text[: min(matches)[1]] if matches else text)
 
 
 def test_a_stop_string_may_end_in_a_character_of_several_tokens() -> None:

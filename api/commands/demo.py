@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import typer
 
 
@@ -17,5 +19,7 @@ def demo() -> None:
     """
     from api.demo.run import run_demo
 
+    # As Ctrl-C does: the server that was started is stopped, and its folder removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not run_demo():
         raise typer.Exit(1)

@@ -55,12 +55,18 @@ def answers(rows: Sequence[Row]) -> str:
 
 def next_commands(model: Path) -> list[str]:
     """Return the three commands to try next, the user's own model first."""
-    prefixd = _own_command()
+    prefixd, folder = _own_command(), _for_shell(model)
     return [
         f"{prefixd} serve --model /path/to/your/model",
-        f'{prefixd} generate --model {shlex.quote(str(model))} --chat --prompt "What is a cache?"',
-        f"{prefixd} bench engine --model {shlex.quote(str(model))}",
+        f'{prefixd} generate --model {folder} --chat --prompt "What is a cache?"',
+        f"{prefixd} bench engine --model {folder}",
     ]
+
+
+def _for_shell(path: Path) -> str:
+    if path.is_relative_to(Path.home()):
+        return f"~/{shlex.quote(str(path.relative_to(Path.home())))}"
+    return shlex.quote(str(path))
 
 
 def _own_command() -> str:

@@ -53,6 +53,7 @@ def test_the_first_command_to_try_next_is_for_the_users_own_model() -> None:
     assert first == "prefixd serve --model /path/to/your/model"
     assert len(others) == 2
     assert all("--model 'a model'" in command for command in others)
+    assert "--model ~/'a model'" in next_commands(Path.home() / "a model")[1]
 
 
 def test_a_server_that_cannot_start_is_told_with_its_log(tmp_path: Path) -> None:
@@ -80,4 +81,4 @@ def test_the_demo_shows_a_long_document_answered_from_every_tier(smollm2: Path) 
     assert (host >= 1500, computed < 100, disk) == (True, True, 0)
     assert restarted[0][4] >= 1800
     assert [row[2] >= 1800 for row in restarted] == [False, True, True]
-    assert out.getvalue().count(f"--model {smollm2}") == 2
+    assert out.getvalue().count(f"/{smollm2.name}") == 2

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 from tqdm import tqdm
 
 from engine_adapter.assemble import Serving, assemble
@@ -62,15 +62,17 @@ def main() -> None:
 
 def _soak(serving: Serving, num_requests: int) -> tuple[int, int, dict[str, int]]:
     """Return resident bytes at the start and at most, and the prompt tokens by source."""
-    process = psutil.Process()
-    at_start = most = process.memory_info().rss
+    at_start = _most_resident_bytes()
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         requests = _requests(num_requests, serving.model_facts.vocab_size)
         for answer in tqdm(threads.map(serving.engine.generate, requests), total=num_requests):
             if answer.error is not None:
                 raise SystemExit(answer.error)
-            most = max(most, process.memory_info().rss)
-    return at_start, most, dict(serving.engine.statistics().tokens_by_source)
+    return at_start, _most_resident_bytes(), dict(serving.engine.statistics().tokens_by_source)
+
+
+def _most_resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _requests(num_requests: int, vocab_size: int) -> Iterator[Request]:

@@ -264,7 +264,8 @@ class _Slab:
 
 
 def _map_memory(nbytes: int) -> memoryview:
-    region = mmap.mmap(-1, nbytes)
+    # Private: a shared mapping, the default, gets no huge pages, and first use pays for each small one.
+    region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             region.madvise(mmap.MADV_HUGEPAGE)

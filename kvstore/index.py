@@ -7,62 +7,12 @@ from the fastest; a record's ``tiers`` is a bit mask over those numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from heapq import heappop, heappush
 from threading import Lock
 
+from kvstore.ends import Ends
 from kvstore.errors import InvariantError
-from kvstore.frame import NEVER_MS, Expiry
 from kvstore.ledger import Ledger, Room
-
-
-@dataclass(slots=True)
-class Record:
-    """One block.
-
-    ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero no tier evicts
-    the block. ``checksum`` is the xxh3 of its raw bytes, ``None`` until known.
-    """
-
-    key: bytes
-    parent: bytes
-    namespace: bytes = b""
-    block_tokens: int = 0
-    raw_bytes: int = 0
-    created_ms: int = 0
-    soft_ms: int = NEVER_MS
-    hard_ms: int = NEVER_MS
-    checksum: int | None = None
-    tiers: int = 0
-    num_holds: int = 0
-
-    @property
-    def expiry(self) -> Expiry:
-        """Both limits, as a frame header carries them."""
-        return Expiry(self.soft_ms, self.hard_ms)
-
-    def complete_from(self, facts: Record) -> None:
-        """Take over what a tier knows; one that keeps its own books reports key and parent alone."""
-        if self.raw_bytes:
-            self.extend(facts.soft_ms)
-        else:
-            self.namespace, self.block_tokens, self.raw_bytes = (
-                facts.namespace,
-                facts.block_tokens,
-                facts.raw_bytes,
-            )
-            self.created_ms, self.soft_ms, self.hard_ms = facts.created_ms, facts.soft_ms, facts.hard_ms
-        if self.checksum is None:
-            self.checksum = facts.checksum
-
-    def is_expired(self, now_ms: int) -> bool:
-        """Say whether either limit has passed."""
-        return 0 < self.soft_ms <= now_ms or 0 < self.hard_ms <= now_ms
-
-    def extend(self, soft_ms: int) -> None:
-        """Combine with another request's soft limit: the latest wins, never beats all."""
-        if self.soft_ms:
-            self.soft_ms = max(self.soft_ms, soft_ms) if soft_ms else NEVER_MS
+from kvstore.record import Record
 
 
 class ResidencyIndex:
@@ -75,7 +25,7 @@ class ResidencyIndex:
     def __init__(self, ledgers: Sequence[Ledger | None]) -> None:
         self._ledgers = tuple(ledgers)
         self._records: dict[bytes, Record] = {}
-        self._ends: list[tuple[int, bytes]] = []
+        self._ends = Ends(self._records)
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -96,8 +46,7 @@ class ResidencyIndex:
                     found.append(None)
                     continue
                 record.num_holds += 1
-                if record.soft_ms:
-                    record.extend(soft_ms)
+                record.extend(soft_ms)
                 found.append(record)
         return found
 
@@ -239,18 +188,8 @@ class ResidencyIndex:
 
     def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
         """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
-        ended: list[tuple[bytes, int]] = []
         with self._lock:
-            while self._ends and self._ends[0][0] <= now_ms and len(ended) < limit:
-                _, key = heappop(self._ends)
-                record = self._records.get(key)
-                if record is None:
-                    continue
-                if record.is_expired(now_ms) and not record.num_holds:
-                    ended.append((key, record.tiers))
-                else:
-                    heappush(self._ends, (max(record.expiry.at_ms, now_ms + 1), key))
-        return ended
+            return [(record.key, record.tiers) for record in self._ends.due(now_ms, limit)]
 
     def resident(self, bit: int) -> list[bytes]:
         """Return the keys a tier holds, for operations over all of it."""
@@ -302,8 +241,7 @@ class ResidencyIndex:
         record.tiers |= 1 << bit
         if record is not facts and facts.raw_bytes:
             record.complete_from(facts)
-        if at_ms := record.expiry.at_ms:
-            heappush(self._ends, (at_ms, record.key))
+        self._ends.note(record)
         return record
 
     def _clear_bit(self, key: bytes, bit: int) -> Record:

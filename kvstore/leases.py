@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
 
-from kvstore.index import Record
+from kvstore.record import Record
 
 OnReleased = Callable[[Sequence[Record]], None]
 

@@ -11,10 +11,11 @@ from threading import Thread
 from kvstore.arena import Slot
 from kvstore.clock import Clock
 from kvstore.frame import Header, checksum
-from kvstore.index import Record, ResidencyIndex
+from kvstore.index import ResidencyIndex
 from kvstore.ledger import Room
 from kvstore.loading import SharedBytes
 from kvstore.namespace import Namespace
+from kvstore.record import Record
 from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier, WriteMode
 

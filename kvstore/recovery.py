@@ -8,8 +8,9 @@ from threading import Event, Thread
 
 from kvstore.clock import Clock
 from kvstore.frame import RAW_CODEC, Header
-from kvstore.index import Record, ResidencyIndex
+from kvstore.index import ResidencyIndex
 from kvstore.placement import Placement
+from kvstore.record import Record
 from kvstore.tier import Tier
 
 

@@ -11,9 +11,10 @@ from kvstore.arena import Arena, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.frame import checksum, copy_and_checksum
-from kvstore.index import Record, ResidencyIndex
+from kvstore.index import ResidencyIndex
 from kvstore.loading import Load, OnDone, SharedBytes, Ticket
 from kvstore.placement import Placement
+from kvstore.record import Record
 from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Read, Tier
 

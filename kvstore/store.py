@@ -10,12 +10,13 @@ from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
-from kvstore.index import Record, ResidencyIndex
+from kvstore.index import ResidencyIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.namespace import Namespace
 from kvstore.placement import Placement
+from kvstore.record import Record
 from kvstore.recovery import Recovery
 from kvstore.retrieval import Retrieval
 from kvstore.seams import Lending

@@ -12,7 +12,7 @@ from kvstore.breaker import Breaker
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, FrameError
 from kvstore.frame import HEADER_BYTES, Header, checksum
-from kvstore.index import Record
+from kvstore.record import Record
 from kvstore.seams import Admission, Backend, Discovering, EvictionPolicy, Lending, Offer
 from kvstore.statistics import Count, Counters, State, TierHealth
 from kvstore.transfers import TransferPool

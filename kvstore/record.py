@@ -1,0 +1,56 @@
+"""What the store knows of one block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.frame import NEVER_MS, Expiry
+
+
+@dataclass(slots=True)
+class Record:
+    """One block.
+
+    ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero no tier evicts
+    the block. ``checksum`` is the xxh3 of its raw bytes, ``None`` until known.
+    """
+
+    key: bytes
+    parent: bytes
+    namespace: bytes = b""
+    block_tokens: int = 0
+    raw_bytes: int = 0
+    created_ms: int = 0
+    soft_ms: int = NEVER_MS
+    hard_ms: int = NEVER_MS
+    checksum: int | None = None
+    tiers: int = 0
+    num_holds: int = 0
+
+    @property
+    def expiry(self) -> Expiry:
+        """Both limits, as a frame header carries them."""
+        return Expiry(self.soft_ms, self.hard_ms)
+
+    def complete_from(self, facts: Record) -> None:
+        """Take over what a tier knows; one that keeps its own books reports key and parent alone."""
+        if self.raw_bytes:
+            self.extend(facts.soft_ms)
+        else:
+            self.namespace, self.block_tokens, self.raw_bytes = (
+                facts.namespace,
+                facts.block_tokens,
+                facts.raw_bytes,
+            )
+            self.created_ms, self.soft_ms, self.hard_ms = facts.created_ms, facts.soft_ms, facts.hard_ms
+        if self.checksum is None:
+            self.checksum = facts.checksum
+
+    def is_expired(self, now_ms: int) -> bool:
+        """Say whether either limit has passed."""
+        return 0 < self.soft_ms <= now_ms or 0 < self.hard_ms <= now_ms
+
+    def extend(self, soft_ms: int) -> None:
+        """Combine with another request's soft limit: the latest wins, never beats all."""
+        if self.soft_ms:
+            self.soft_ms = max(self.soft_ms, soft_ms) if soft_ms else NEVER_MS

@@ -104,7 +104,7 @@ def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
 
 def _state_metric(tiers: Mapping[str, TierHealth]) -> Metric:
     levels = {name: _STATE_LEVELS[tier.state] for name, tier in tiers.items()}
-    return _gauges("tier_state", "0: fine, 1: degraded (a breaker is open), 2: unusable.", levels)
+    return _gauges("tier_state", "0: fine, 1: degraded (/health says why), 2: unusable.", levels)
 
 
 def _gauge(name: str, description: str, value: float) -> Metric:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 KEY_BYTES = 16
-MAX_FOREIGN_KEY_BYTES = 32
 _TOKEN_BYTES = 4
 
 
@@ -46,13 +45,3 @@ def chain_keys(
         parent = blake2b(block, digest_size=KEY_BYTES, key=namespace_digest).digest()
         keys.append(parent)
     return keys
-
-
-def scoped_key(namespace_digest: bytes, foreign_key: bytes) -> bytes:
-    """Return the key under which a foreign engine's opaque block hash is kept in a namespace.
-
-    Raises ``ValueError`` unless ``foreign_key`` has 1 to 32 bytes.
-    """
-    if not 1 <= len(foreign_key) <= MAX_FOREIGN_KEY_BYTES:
-        raise ValueError(f"a foreign key has 1 to {MAX_FOREIGN_KEY_BYTES} bytes, not {len(foreign_key)}")
-    return blake2b(b"foreign" + foreign_key, digest_size=KEY_BYTES, key=namespace_digest).digest()

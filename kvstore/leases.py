@@ -34,11 +34,6 @@ class Hit:
         self._on_released: OnReleased | None = on_released
 
     @property
-    def num_found(self) -> int:
-        """How many of the blocks are resident somewhere."""
-        return sum(tier is not None for tier in self.tiers)
-
-    @property
     def is_leased(self) -> bool:
         """Whether the blocks are still held by this hit."""
         return self._on_released is not None

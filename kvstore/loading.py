@@ -14,20 +14,13 @@ OnDone = Callable[[], None]
 class SharedBytes:
     """Verified bytes of one block with several readers, given back when the last one lets go."""
 
-    __slots__ = ("_give_back", "_lock", "_num_readers", "data", "seconds", "tier")
+    __slots__ = ("_give_back", "_lock", "_num_readers", "data", "tier")
 
     def __init__(
-        self,
-        data: memoryview,
-        give_back: GiveBack,
-        *,
-        tier: str = "",
-        seconds: float = 0.0,
-        num_readers: int = 1,
+        self, data: memoryview, give_back: GiveBack, *, tier: str = "", num_readers: int = 1
     ) -> None:
         self.data = data
         self.tier = tier
-        self.seconds = seconds
         self._give_back = give_back
         self._num_readers = num_readers
         self._lock = Lock()
@@ -58,11 +51,6 @@ class LoadedBlock:
     def tier(self) -> str:
         """The name of the tier it came from."""
         return self._held.tier
-
-    @property
-    def seconds(self) -> float:
-        """How long the transfer took, waiting included."""
-        return self._held.seconds
 
     def release(self) -> None:
         """Let go of the bytes; idempotent."""

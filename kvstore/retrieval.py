@@ -72,8 +72,8 @@ class Retrieval:
         """Copy the block of ``key`` into ``out``; blocks up to ``timeout_s``. ``False``: a miss."""
         memory = self._placement.memory
         record = self._index.hold(key, memory.bit) if memory is not None else None
-        if memory is not None and record is not None:
-            return self._copy_from(memory, record, out)
+        if memory is not None and record is not None and self._copy_from(memory, record, out):
+            return True
         ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None)
         if not ticket.wait(timeout_s):
             ticket.abandon()
@@ -168,11 +168,8 @@ class Retrieval:
             flight.load.finish(None)
             self._index.unhold([flight.record])
             return
-        seconds = self._clock.monotonic_s() - flight.began_s
         data, give_back = slot.view, self._keep(flight, slot)
-        flight.load.finish(
-            lambda n: SharedBytes(data, give_back, tier=flight.tier.name, seconds=seconds, num_readers=n)
-        )
+        flight.load.finish(lambda n: SharedBytes(data, give_back, tier=flight.tier.name, num_readers=n))
 
     def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
         """Promote what was loaded if memory has room; returns how its bytes are given back."""

@@ -78,10 +78,7 @@ class TieredStore:
         self._arena = arena
         self._tiers = tuple(make_tier(spec, bit, self._clock) for bit, spec in enumerate(tiers, start=1))
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
-        ledgers = [
-            Ledger(spec.config.budget_bytes, spec.policy, frees_at_once=isinstance(spec.backend, Lending))
-            for spec in tiers
-        ]
+        ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
         self._index = ResidencyIndex([None, *ledgers])
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
@@ -171,10 +168,6 @@ class TieredStore:
         """Read a block of ``len(out)`` bytes into ``out``; may block on I/O. ``False``: a miss."""
         self._refuse_when_closed()
         return self._retrieval.get_into(key, out, timeout_s)
-
-    def touch(self, keys: Sequence[bytes], ttl_s: float | None = None) -> None:
-        """Note a use of these blocks without loading them."""
-        self.lookup(keys, ttl_s=ttl_s).release()
 
     def device_added(self, key: bytes, parent: bytes) -> None:
         """Note that the engine's pool now holds this block."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kvstore.breaker import Breaker
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, FrameError
-from kvstore.frame import HEADER_BYTES, Header, checksum
+from kvstore.frame import HEADER_BYTES, RAW_CODEC, Header, checksum
 from kvstore.record import Record
 from kvstore.seams import Admission, Backend, Discovering, EvictionPolicy, Lending, Offer
 from kvstore.statistics import Count, Counters, State, TierHealth
@@ -80,8 +80,8 @@ class Read(Enum):
 class Tier:
     """A tier at work. ``bit`` is its number in the index. Thread-safe.
 
-    Every call of the backend is made here, and whatever it raises ends here: counted, and told to
-    the breaker.
+    Every call that moves or removes bytes on a medium is made here, and whatever it raises ends
+    here: counted, and told to the breaker.
     """
 
     def __init__(self, spec: TierSpec, bit: int, clock: Clock) -> None:
@@ -220,6 +220,8 @@ class Tier:
                 f"{what} paused: {breaker.reason}" if breaker.opened_at_s is not None else ""
                 for what, breaker in (("reads", self._reading), ("writes", self._writing))
             ]
+        if self.pool.num_lost:
+            reasons.append(f"transfers broken off by a fault of the code: {self.pool.num_lost}")
         if num_stuck:
             reasons.append(f"{num_stuck} blocks cannot be removed: {self._last_delete_fault}")
         told = "; ".join(filter(None, reasons))
@@ -268,6 +270,8 @@ def _verified_checksum(data: bytes, record: Record, payload: memoryview) -> int:
     header = Header.unpack(data)
     if (header.key, header.namespace) != (record.key, record.namespace):
         raise FrameError("the bytes are another block's")
+    if header.codec != RAW_CODEC or header.parts != 1:
+        raise FrameError("the block is stored in a form that is not known here")
     if header.raw_bytes != record.raw_bytes or header.stored_bytes != len(payload):
         raise FrameError("the block has another size")
     if checksum(payload) != header.checksum:

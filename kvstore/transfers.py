@@ -43,12 +43,6 @@ class TransferPool:
         """Queue a deletion behind the writes; never refused for a full queue."""
         return self._put(self._writes, job, None)
 
-    @property
-    def num_queued_writes(self) -> int:
-        """Writes and deletions that have not finished."""
-        with self._changed:
-            return len(self._writes) + self._num_active_writes
-
     def is_alive(self) -> bool:
         """Say whether every thread that was started still runs."""
         return all(thread.is_alive() for thread in self._threads)

@@ -13,8 +13,6 @@ A plugin's tests subclass it and say how to make one::
 It needs pytest, which ``kvstore`` itself does not.
 """
 
-# asserts are what tests are made of
-
 from __future__ import annotations
 
 import threading

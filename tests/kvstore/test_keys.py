@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.keys import chain_keys, scoped_key, token_bytes
+from kvstore.keys import chain_keys, token_bytes
 
 NAMESPACE = bytes(range(16))
 GOLDEN_KEYS = [
@@ -49,14 +49,3 @@ def test_another_namespace_has_other_keys(ids: list[int]) -> None:
 def test_a_token_beyond_32_bits_is_refused() -> None:
     with pytest.raises(OverflowError):
         chain_keys(NAMESPACE, [2**32] * 16, 16)
-
-
-def test_a_foreign_key_is_scoped_by_its_namespace() -> None:
-    assert scoped_key(NAMESPACE, b"hash") != scoped_key(b"x" * 16, b"hash")
-    assert len(scoped_key(NAMESPACE, b"h" * 32)) == 16
-
-
-@pytest.mark.parametrize("foreign", [b"", b"h" * 33])
-def test_a_foreign_key_of_another_size_is_refused(foreign: bytes) -> None:
-    with pytest.raises(ValueError, match="1 to 32 bytes"):
-        scoped_key(NAMESPACE, foreign)

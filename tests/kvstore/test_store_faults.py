@@ -5,10 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import pytest
+
+from kvstore.clock import Clock
 from kvstore.errors import BackendError, OutOfSpaceError
+from kvstore.frame import Header
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
+from kvstore.tier import Tier, TierConfig, TierSpec
+from policies.admission import whole_blocks_that_fit
+from policies.lru import LeafFirstLRU
 from tests.kvstore.conftest import Rig
 
 
@@ -49,6 +57,42 @@ def test_case_6_a_flipped_byte_is_a_counted_miss_and_the_block_is_dropped(rig: R
     store.flush(5.0)
     assert rig.key(1) not in rig.medium.frames
     assert rig.tiers(store, 1) == [None]
+
+
+@pytest.mark.parametrize(("codec", "parts"), [(1, 1), (0, 2)])
+def test_a_block_stored_in_an_unknown_form_is_a_counted_miss(rig: Rig, codec: int, parts: int) -> None:
+    store = stored_on_disk(rig, 1)
+    header, payload = rig.medium.frames[rig.key(1)]
+    rig.medium.frames[rig.key(1)] = replace(Header.unpack(header), codec=codec, parts=parts).pack(), payload
+    assert not rig.get(store, 1)
+    assert rig.counts(store, "disk")["corrupt"] == 1
+
+
+def test_what_the_audit_drops_from_our_own_memory_is_read_from_the_disk(rig: Rig) -> None:
+    store = rig.open(config=StoreConfig(audit_share=1.0))
+    rig.put(store, 1)
+    hit = store.lookup([rig.key(1)])
+    block = store.load(hit, 0, rig.now_s + 5).take()
+    assert block is not None
+    block.data[7] ^= 1
+    block.release()
+    hit.release()
+    assert rig.get(store, 1)
+    assert (rig.counts(store, "host")["corrupt"], rig.counts(store, "disk")["loads"]) == (1, 1)
+
+
+def test_case_17_a_transfer_that_breaks_off_is_told_in_health(rig: Rig) -> None:
+    def slip() -> None:
+        raise RuntimeError("a slip")
+
+    spec = TierSpec(TierConfig("disk", 1), rig.medium, LeafFirstLRU(), whole_blocks_that_fit)
+    tier = Tier(spec, 1, Clock())
+    assert tier.pool.write(slip)
+    assert tier.pool.flush(5.0)
+    health = tier.health(0)
+    assert tier.pool.close(5.0)
+    assert health.state is State.DEGRADED
+    assert health.reason == "transfers broken off by a fault of the code: 1"
 
 
 def test_case_6_a_block_cut_short_is_a_counted_miss(rig: Rig) -> None:

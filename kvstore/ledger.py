@@ -24,13 +24,11 @@ class Ledger:
 
     A block is *arriving* while its bytes are written, *held* once it is visible, and *leaving*
     until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer is *heir* to
-    the bytes of its victims, because its writer deletes them first: they count only for it. With
-    ``frees_at_once`` (our own memory) nothing is ever leaving: what is removed is gone.
+    the bytes of its victims, because its writer deletes them first: they count only for it.
     """
 
     budget_bytes: int
     policy: EvictionPolicy
-    frees_at_once: bool = False
     held: dict[bytes, int] = field(default_factory=dict)
     arriving: dict[bytes, Room] = field(default_factory=dict)
     leaving: dict[bytes, int] = field(default_factory=dict)
@@ -57,10 +55,8 @@ class Ledger:
             return None
         room = Room(key, footprint_bytes, victims)
         for victim in victims:
-            taken_bytes = self._take(victim)
-            if not self.frees_at_once:
-                self.leaving[victim] = taken_bytes
-                self.heirs[victim] = room
+            self.leaving[victim] = self._take(victim)
+            self.heirs[victim] = room
         self.arriving[key] = room
         self.arriving_bytes += footprint_bytes
         return room
@@ -85,9 +81,8 @@ class Ledger:
         if key not in self.held:
             return False
         taken_bytes = self._take(key)
-        if not self.frees_at_once:
-            self.leaving[key] = taken_bytes
-            self.leaving_bytes += taken_bytes
+        self.leaving[key] = taken_bytes
+        self.leaving_bytes += taken_bytes
         return True
 
     def confirm_removal(self, key: bytes) -> None:

@@ -157,6 +157,7 @@ class Placement:
             self._delete(tier, victim.key)
             return
         slot = tier.lending.surrender(victim.key)
+        self._index.confirm_removal(tier.bit, victim.key)
         if slot is None:
             return
         wanting = [tier for tier in self._write_back if not victim.tiers >> tier.bit & 1]

@@ -6,25 +6,23 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from pathlib import Path
 
 from api.commands.version import installed_version
 from api.quantities import format_bytes
 from api.settings import Settings
 from api.settings_sources import check_budgets
+from backends.disk_frames import allows_direct_io
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin
 from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
-_DIRECT_BYTES = 4096
 
 
 class Level(Enum):
@@ -119,24 +117,12 @@ def _disk(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             "disk", Level.DOUBTFUL, f"{room}, less than the budget {format_bytes(settings.disk_bytes)}"
         )
-    elif not takes_direct_io(parent):
+    elif not allows_direct_io(parent / f".prefixd-doctor-{os.getpid()}"):
         yield Finding(
             "disk", Level.DOUBTFUL, f"{room}; no O_DIRECT there, so reads fill the page cache as well"
         )
     else:
         yield Finding("disk", Level.GOOD, f"{room}, O_DIRECT works")
-
-
-def takes_direct_io(folder: Path) -> bool:
-    """Whether files in ``folder`` can be opened past the page cache."""
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        file.write(bytes(_DIRECT_BYTES))
-        file.flush()
-        try:
-            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
-        except OSError:
-            return False
-    return True
 
 
 def _plugins(settings: Settings) -> Iterator[Finding]:

@@ -39,7 +39,7 @@ class FrameFiles:
     """
 
     def __init__(self, probe: Path) -> None:
-        self.direct = _allows_direct_io(probe)
+        self.direct = allows_direct_io(probe)
         self._flags = os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
         self._idle: deque[_Scratch] = deque()
 
@@ -119,7 +119,8 @@ def _address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def _allows_direct_io(probe: Path) -> bool:
+def allows_direct_io(probe: Path) -> bool:
+    """Say whether files beside ``probe``, which is written and removed, can be moved past the page cache."""
     if not hasattr(os, "O_DIRECT"):
         return False
     page = mmap.mmap(-1, PAGE_BYTES)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
+from api.bench.plain import BareFiles, copy_in, copy_out
 from api.bench.timing import medians, seconds
 from backends.disk import DiskBackend
+from backends.disk_frames import PAGE_BYTES
 from backends.host import HostBackend
 from kvstore.arena import Arena, slot_stride
 from kvstore.keys import chain_keys
@@ -24,7 +25,6 @@ from kvstore.tier import TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
 
-PAGE_BYTES = 4096
 SMALL_BLOCK_BYTES = 64 * 1024
 _NAMESPACE = Namespace("benchmark", "{}", "float32", "float32", block_tokens=16)
 _READERS = 4
@@ -85,29 +85,22 @@ def _bench_host(bench: TiersBench) -> dict[str, float]:
         keys = [_fresh_keys(bench.num_blocks) for _ in range(bench.rounds + 1)]
         times = medians(
             {
-                "plain_put": partial(_copy_in, plain, blocks.payload),
+                "plain_put": partial(copy_in, plain, blocks.payload),
                 "put": put_fresh,
-                "plain_get": partial(_copy_out, plain, blocks.out),
+                "plain_get": partial(copy_out, plain, blocks.out),
                 "get": lambda: _get_all(fast, held[0], blocks.out),
                 "verified_get": lambda: _get_all(verified, blocks.keys, blocks.out),
             },
             bench.rounds,
         )
-    moved_gb = bench.num_blocks * bench.block_bytes / 1e9
-    return {
-        "put_gb_s": moved_gb / times["put"],
-        "get_gb_s": moved_gb / times["get"],
-        "put_ratio": times["plain_put"] / times["put"],
-        "get_ratio": times["plain_get"] / times["get"],
-        "verified_get_ratio": times["plain_get"] / times["verified_get"],
-    }
+    return _report(bench, times)
 
 
 def _bench_disk(bench: TiersBench) -> dict[str, float]:
     """Measure verified loads and writes behind the store against bare files and as many threads."""
     blocks = _Blocks.of(bench.num_blocks, bench.block_bytes)
     with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
-        bare = _BareFiles(Path(folder) / "bare", bench.num_blocks, blocks.payload)
+        bare = BareFiles(Path(folder) / "bare", bench.num_blocks, blocks.payload, _READERS)
         with closing(bare), _disk_store(bench, Path(folder) / "store") as store:
             held: list[list[bytes]] = [blocks.keys]
 
@@ -129,14 +122,19 @@ def _bench_disk(bench: TiersBench) -> dict[str, float]:
                 },
                 bench.rounds,
             )
-    times["put"] = median(times_put[2:])
+    # Every load from a disk is verified.
+    return _report(bench, {**times, "put": median(times_put[2:]), "verified_get": times["get"]})
+
+
+def _report(bench: TiersBench, times: Mapping[str, float]) -> dict[str, float]:
+    """Return rates, and ratios to the plain way, from each side's seconds."""
     moved_gb = bench.num_blocks * bench.block_bytes / 1e9
     return {
         "put_gb_s": moved_gb / times["put"],
         "get_gb_s": moved_gb / times["get"],
         "put_ratio": times["plain_put"] / times["put"],
         "get_ratio": times["plain_get"] / times["get"],
-        "verified_get_ratio": times["plain_get"] / times["get"],
+        "verified_get_ratio": times["plain_get"] / times["verified_get"],
     }
 
 
@@ -175,41 +173,6 @@ def _bench_lookup(rounds: int) -> dict[str, float]:
     return {"keys_per_s": len(keys) / times["keys"], "us_per_2048_tokens": times["prompt"] * 1e6}
 
 
-class _BareFiles:
-    """The plain way: one file a block, past the page cache, read and written by a few threads."""
-
-    def __init__(self, folder: Path, num_blocks: int, payload: memoryview) -> None:
-        folder.mkdir()
-        self._paths = [folder / str(number) for number in range(num_blocks)]
-        self._buffer = memoryview(mmap.mmap(-1, PAGE_BYTES + slot_stride(len(payload))))
-        self._buffer[PAGE_BYTES : PAGE_BYTES + len(payload)] = payload
-        self._threads = ThreadPoolExecutor(_READERS)
-        self._flags = os.O_DIRECT if _allows_direct(folder) else 0
-
-    def write_all(self) -> None:
-        """Write every file anew, one after the other, as a single writer does."""
-        for path in self._paths:
-            path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | self._flags, 0o600)
-            os.pwritev(descriptor, [self._buffer], 0)
-            os.close(descriptor)
-
-    def read_all(self) -> None:
-        """Read every file, each thread into a buffer of its own; nothing is verified."""
-        list(self._threads.map(self._read_some, range(_READERS)))
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown()
-
-    def _read_some(self, start: int) -> None:
-        buffer = memoryview(mmap.mmap(-1, len(self._buffer)))
-        for path in self._paths[start::_READERS]:
-            descriptor = os.open(path, os.O_RDONLY | self._flags)
-            os.preadv(descriptor, [buffer], 0)
-            os.close(descriptor)
-
-
 def _put_all(store: TieredStore, keys: Sequence[bytes], payload: memoryview) -> None:
     for key in keys:
         store.put(_NAMESPACE, key, b"", payload)
@@ -242,18 +205,6 @@ def _load_all(store: TieredStore, keys: Sequence[bytes]) -> None:
     hit.release()
 
 
-def _copy_in(plain: memoryview, payload: memoryview) -> None:
-    size = len(payload)
-    for start in range(0, len(plain), size):
-        plain[start : start + size] = payload
-
-
-def _copy_out(plain: memoryview, out: memoryview) -> None:
-    size = len(out)
-    for start in range(0, len(plain), size):
-        out[:] = plain[start : start + size]
-
-
 def _fresh_keys(num_blocks: int) -> list[bytes]:
     return [os.urandom(16) for _ in range(num_blocks)]
 
@@ -278,14 +229,3 @@ def _disk_store(bench: TiersBench, folder: Path) -> Iterator[TieredStore]:
     spec = TierSpec(config, DiskBackend(folder), LeafFirstLRU(), whole_blocks_that_fit)
     with closing(TieredStore([spec], arena)) as store:
         yield store
-
-
-def _allows_direct(folder: Path) -> bool:
-    probe = folder / "probe"
-    try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
-    except OSError:
-        return False
-    finally:
-        probe.unlink(missing_ok=True)
-    return True

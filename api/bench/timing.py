@@ -16,7 +16,7 @@ def seconds(work: Work) -> float:
     return time.perf_counter() - began_s
 
 
-def medians(sides: dict[str, Work], rounds: int, after_round: Work | None = None) -> dict[str, float]:
+def medians(sides: dict[str, Work], rounds: int) -> dict[str, float]:
     """Return each side's median seconds over ``rounds``, all sides taking turns in every round.
 
     One round before the first is not counted: it pays for what is done once.
@@ -28,6 +28,4 @@ def medians(sides: dict[str, Work], rounds: int, after_round: Work | None = None
             spent_s = seconds(sides[name])
             if number:
                 taken[name].append(spent_s)
-        if after_round is not None:
-            after_round()
     return {name: median(times) for name, times in taken.items()}

@@ -31,8 +31,9 @@ def bench_tiers(
         prefixd bench tiers --block-bytes 64KiB --folder /mnt/fast
     """
     from api.bench.report import run_stages, write_report
-    from api.bench.tiers import PAGE_BYTES, TiersBench
+    from api.bench.tiers import TiersBench
     from api.quantities import parse_bytes
+    from backends.disk_frames import PAGE_BYTES
     from kvstore.errors import ConfigError
 
     try:

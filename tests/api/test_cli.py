@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 
 from api.cli import build_cli
 from api.commands.flags import flag_settings
-from api.diagnosis import takes_direct_io
 from api.settings_sources import flag_name
 from prefixd import ROOMS, complaint, hidden_rooms
 
@@ -132,11 +131,6 @@ def test_doctor_names_each_thing_that_is_wrong(tmp_path: Path) -> None:
     wrong = [line.split()[1] for line in result.output.splitlines() if line.startswith("FAIL")]
     assert wrong == ["memory", "model", "disk", "plugins"]
     assert "there are: always-load" in result.output
-
-
-def test_direct_io_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    takes_direct_io(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

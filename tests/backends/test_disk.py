@@ -90,7 +90,7 @@ class TestDirectDisk(DiskConformance):
 class TestBufferedDisk(DiskConformance):
     @pytest.fixture(autouse=True)
     def _buffered(self) -> Iterator[None]:
-        with mock.patch.object(disk_frames, "_allows_direct_io", return_value=False):
+        with mock.patch.object(disk_frames, "allows_direct_io", return_value=False):
             yield
 
 

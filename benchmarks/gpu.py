@@ -100,7 +100,7 @@ def generate(serving: Serving, prompt: Sequence[int], cache: CacheUse) -> Comple
     answer = serving.engine.generate(Request(prompt, sampling, cache))
     if answer.error is not None:
         raise SystemExit(answer.error)
-    serving.store.flush(120.0)
+    serving.engine.flush(120.0)
     return answer
 
 

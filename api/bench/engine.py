@@ -141,7 +141,7 @@ class EngineBench:
         for prompt, queue in zip(prompts, events, strict=True):
             serving.engine.submit(Request(prompt, sampling, cache), queue.put)
         answers = [_collect(queue) for queue in events]
-        serving.store.flush(60.0)
+        serving.engine.flush(60.0)
         return _summed(answers)
 
 
@@ -172,7 +172,7 @@ def _summed(answers: Sequence[tuple[list[Delta], Finished]]) -> Run:
 
 def _keep_only_below(serving: Serving, tiers: Sequence[str]) -> None:
     """Empty the faster tiers, so that the next one down has to serve the hit."""
-    serving.store.flush(60.0)
+    serving.engine.flush(60.0)
     for tier in tiers:
         if tier == "device":
             serving.engine.clear_pool()

@@ -119,7 +119,12 @@ class Engine:
 
     def clear_pool(self) -> None:
         """Drop every block of the device pool that no request uses. Blocks for a step at most."""
-        self._call(self._pool.clear)
+        self._call(self._prefix.clear)
+
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Block until all that was computed is in the store and its lower tiers; says whether it is."""
+        self._call(self._prefix.store_all)
+        return self._prefix.store.flush(timeout_s)
 
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""
@@ -186,6 +191,8 @@ class Engine:
             self._refusal = self._failure or self._refusal
         self._handle_messages(wait=False)
         self._loop.end_all("error" if self._failure else "cancelled", self._failure or None)
+        if not self._failure:
+            self._prefix.store_all()
 
     def _wake(self) -> None:
         self._inbox.put(_nothing)

@@ -68,7 +68,8 @@ class Loop:
         works = self._scheduler.plan()
         if works:
             self._step(works)
-        return has_moved or bool(works)
+        has_stored = self._prefix.store_some(is_idle=not works)
+        return has_moved or has_stored or bool(works)
 
     def idle_s(self) -> float | None:
         """Return how long to wait for the first load's deadline; ``None`` without any."""
@@ -85,6 +86,7 @@ class Loop:
 
     def check(self) -> None:
         """Raise ``InvariantError`` unless pool, scheduler and open sequences add up."""
+        self._prefix.store_all()
         self._prefix.pool.check()
         self._scheduler.check()
         if len(self._open) != len(self._scheduler.waiting) + len(self._scheduler.running):

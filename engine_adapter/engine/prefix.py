@@ -9,6 +9,7 @@ from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
+from engine_adapter.engine.storing import StoreQueue
 from kvstore.keys import chain_keys
 from kvstore.leases import Hit
 from kvstore.namespace import Namespace
@@ -37,18 +38,19 @@ class PrefixCache:
         self.pool = pool
         self.num_taken_over = 0
         self._namespace = namespace
-        self._store = store
+        self.store = store
         self._policy = policy
         self._lease_s = config.lease_s
         self._loads = Loads(store, config.max_loads, config.load_deadline_s, on_loaded)
         self._step = pool.shape.block_tokens
+        self._storing = StoreQueue(pool, store)
         store.register_namespace(namespace)
 
     def change_namespace(self, namespace: Namespace) -> None:
         """Use ``namespace`` from now on; what was published before is let go."""
-        self.pool.clear()
+        self.clear()
         self._namespace = namespace
-        self._store.register_namespace(namespace)
+        self.store.register_namespace(namespace)
 
     def attach(self, sequence: Sequence, num_spare: int) -> bool:
         """Give ``sequence`` the blocks of its prefill, sharing published ones.
@@ -60,7 +62,7 @@ class PrefixCache:
         shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [])
         num_missing = self.blocks_for(len(sequence.tokens)) - len(shared)
         missing = None
-        if self.pool.num_available - num_missing >= num_spare:
+        if self._can_allocate(num_missing + num_spare):
             missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
         if missing is None:
             self.pool.release(shared.values())
@@ -88,7 +90,7 @@ class PrefixCache:
         """Look up what the pool does not have, and let the policy decide what to load."""
         if not sequence.cache.reads or not sequence.keys:
             return
-        hit = self._store.lookup(sequence.keys, self._lease_s, sequence.request.ttl_s)
+        hit = self.store.lookup(sequence.keys, self._lease_s, sequence.request.ttl_s)
         try:
             choices = self._choose(sequence, hit, num_waiting, num_running)
         except BaseException:
@@ -140,20 +142,35 @@ class PrefixCache:
         return min(end, limit)
 
     def publish(self, sequence: Sequence, start: int) -> None:
-        """Publish and store the blocks that computing from ``start`` to its position has filled."""
+        """Publish the blocks that computing from ``start`` to its position has filled; stored soon."""
         if not sequence.cache.writes:
             return
         num_full = sequence.num_computed // self._step
         self._extend_keys(sequence, num_full)
         for index in range(start // self._step, num_full):
             self._publish(sequence, index)
-            self._offer(sequence, index)
+            self._storing.add(
+                sequence.namespace, sequence.keys[index], _parent(sequence, index), sequence.request.ttl_s
+            )
+
+    def store_some(self, *, is_idle: bool) -> bool:
+        """Store a few of the blocks that wait for it; says whether there were any."""
+        return self._storing.store_some(is_idle=is_idle)
+
+    def store_all(self) -> None:
+        """Store every block that waits for it."""
+        self._storing.store_all()
+
+    def clear(self) -> None:
+        """Drop every block of the pool that no sequence uses, once it is stored."""
+        self._storing.store_all()
+        self.pool.clear()
 
     def grow(self, sequence: Sequence) -> bool:
         """Make sure that the next token has a block; ``False`` when none is available."""
         if sequence.num_computed < len(sequence.blocks) * self._step:
             return True
-        blocks = self.pool.allocate(1, after=sequence.blocks[-1])
+        blocks = self.pool.allocate(1, after=sequence.blocks[-1]) if self._can_allocate(1) else None
         sequence.blocks += blocks or []
         return blocks is not None
 
@@ -164,6 +181,12 @@ class PrefixCache:
     def keys_between(self, sequence: Sequence, start: int, end: int) -> list[bytes]:
         """Return the keys of the whole blocks that positions ``start`` to ``end`` touch."""
         return sequence.keys[start // self._step : self.blocks_for(end)]
+
+    def _can_allocate(self, num: int) -> bool:
+        """Say whether the pool has ``num`` blocks, storing those that wait for it if that frees them."""
+        if self.pool.num_available < num:
+            self._storing.store_all()
+        return self.pool.num_available >= num
 
     def _choose(self, sequence: Sequence, hit: Hit, num_waiting: int, num_running: int) -> tuple[Choice, ...]:
         request = PlanRequest(
@@ -217,23 +240,6 @@ class PrefixCache:
         if (published := self.pool.acquire(key)) is not None:
             sequence.blocks[index] = published
             self.pool.release([own])
-
-    def _offer(self, sequence: Sequence, index: int) -> None:
-        reservation = self._store.reserve(
-            sequence.namespace,
-            sequence.keys[index],
-            _parent(sequence, index),
-            self.pool.shape.block_bytes,
-            ttl_s=sequence.request.ttl_s,
-        )
-        if reservation is None:
-            return
-        try:
-            self.pool.read_block(sequence.blocks[index], reservation.view)
-        except BaseException:
-            reservation.abort()
-            raise
-        reservation.commit()
 
     def _is_to_compute(self, sequence: Sequence, index: int, elsewhere: Container[bytes]) -> bool:
         if sequence.ownership.owner(index) is not Owner.COMPUTE:

@@ -66,8 +66,9 @@ class Rig:
     def forget_device(self) -> None:
         """Evict all that the pool has cached, and overwrite it; the store keeps its copies."""
 
+        self.engine.clear_pool()
+
         def forget() -> None:
-            self.pool.clear()
             assert self.pool.num_free == self.pool.num_blocks
             self.pool.keys_and_values.fill_(7.0)
 
@@ -80,7 +81,7 @@ class Rig:
 
     def check_at_rest(self) -> None:
         """Everything adds up, and nothing is held by anybody."""
-        assert self.store.flush(10)
+        assert self.engine.flush(10)
         self.engine.check()
         self.store.check()
         self.arena.check()

@@ -37,7 +37,7 @@ from tests.engine_adapter.rig import (
 def stored(rig: Rig, prompt: Sequence[int]) -> None:
     """Leave the blocks of ``prompt`` in the store alone."""
     rig.engine.generate(greedy(prompt, 1))
-    assert rig.store.flush(10)
+    assert rig.engine.flush(10)
     rig.forget_device()
 
 
@@ -76,7 +76,7 @@ def test_case_03_long_sessions_on_disk_revisited_between_short_requests(
     sessions = [preamble + prompt_of(200, seed) for seed in range(1, 5)]
     for session in sessions:
         assert rig.engine.generate(greedy(session)).token_ids == clean_ids(session, 12)
-        assert rig.store.flush(10)
+        assert rig.engine.flush(10)
 
     loaded = 0
     for turn in range(2):
@@ -131,7 +131,7 @@ def test_case_09_chunked_prefill_stores_all_whole_blocks_for_a_new_process(
     prompts = [prompt_of(length, length) for length in (60, 64)]
     first = make_rig(tiers=tiers, max_batched_tokens=chunk, max_sequences=2)
     first.generate_together([greedy(prompt, 1) for prompt in prompts])
-    assert first.store.flush(10)
+    assert first.engine.flush(10)
     assert first.engine.close(5)
     first.store.close(5)
 

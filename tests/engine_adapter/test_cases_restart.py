@@ -69,7 +69,7 @@ def serve(tmp_path: Path, model_folder: Path) -> Serve:
     def serve(**changes: Any) -> Iterator[Serving]:
         with closing(assemble(config_of(tmp_path, **changes))) as serving:
             yield serving
-            serving.store.flush(10)
+            serving.engine.flush(10)
             serving.engine.check()
             serving.store.check()
 

@@ -129,7 +129,7 @@ def test_a_prompt_comes_back_from_disk_in_a_new_process(
     prompt = prompt_of(50, 1)
     first = make_rig(tiers=tiers)
     first.engine.generate(greedy(prompt))
-    assert first.store.flush(10)
+    assert first.engine.flush(10)
     first.engine.close(10)
     first.store.close(10)
 

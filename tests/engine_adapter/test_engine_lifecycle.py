@@ -124,6 +124,7 @@ def test_a_cancelled_request_gives_everything_back(make_rig: MakeRig, num_tokens
     rig.engine.cancel(handle)
 
     assert events.finished().reason == "cancelled"
+    assert rig.engine.flush()
     assert rig.pool.num_available == rig.pool.num_blocks
     rig.engine.cancel(handle)
 
@@ -256,7 +257,7 @@ def test_closing_returns_in_time_with_a_load_that_never_answers(make_rig: MakeRi
     rig = make_rig(tiers=slow_tier([Fault(Operation.GET, stall(gate.wait))]), load_deadline_s=60)
     prompt, events = prompt_of(50, 1), Events()
     rig.engine.generate(greedy(prompt))
-    assert rig.store.flush(10)
+    assert rig.engine.flush(10)
     rig.forget_device()
     rig.engine.submit(greedy(prompt), events)
     eventually(lambda: rig.engine.statistics().num_running == 1)
@@ -293,7 +294,7 @@ def test_other_requests_go_on_while_one_waits_for_its_loads(make_rig: MakeRig, c
     rig = make_rig(tiers=slow_tier([Fault(Operation.GET, stall(gate.wait))]), load_deadline_s=60)
     stored, other, events = prompt_of(50, 1), prompt_of(50, 2), Events()
     rig.engine.generate(greedy(stored))
-    assert rig.store.flush(10)
+    assert rig.engine.flush(10)
     rig.forget_device()
 
     rig.engine.submit(greedy(stored), events)

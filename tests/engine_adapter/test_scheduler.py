@@ -61,6 +61,7 @@ class Desk:
         assert self.scheduler.make_room() == []
         works = self.scheduler.plan()
         self.compute(works)
+        self.prefix.store_all()
         self.scheduler.check()
         self.pool.check()
         return [(work.sequence.number, work.start, work.end) for work in works]
@@ -88,6 +89,7 @@ def make_desk() -> Iterator[MakeDesk]:
     for desk in desks:
         for sequence in [*desk.scheduler.running, *desk.scheduler.waiting]:
             desk.scheduler.remove(sequence)
+        desk.prefix.store_all()
         desk.scheduler.check()
         assert desk.pool.num_available == desk.pool.num_blocks
         assert desk.store.num_holds == 0
@@ -184,7 +186,7 @@ def test_computing_stops_at_a_ready_block_and_goes_on_behind_it(make_desk: MakeD
     desk.turn()
     keys = list(first.keys)
     desk.scheduler.remove(first)
-    desk.pool.clear()
+    desk.prefix.clear()
     assert desk.store.evict([keys[0], keys[2], keys[3]]) == 3
     again = desk.add(prompt)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 from kvstore.arena import Arena, Slot, slot_stride
 from kvstore.errors import BackendError, InvariantError, OutOfSpaceError
 from kvstore.frame import Header
-from kvstore.seams import BackendStats
+from kvstore.seams import BackendStats, Loan
 
 NAME = "host"
 
@@ -60,15 +61,21 @@ class HostBackend:
             self.delete(key)
             raise OutOfSpaceError(NAME, "put", f"the arena has no slot for {len(payload)} bytes")
         slot.view[:] = payload
-        self._keep(key, bytes(header), slot)
+        if not self._keep(key, _Entry(bytes(header), slot)):
+            slot.free()
+            raise BackendError(NAME, "put", "the backend is closed")
 
-    def adopt(self, key: bytes, slot: Slot) -> None:
-        self._keep(key, b"", slot)
+    def adopt(self, key: bytes, slot: Slot) -> Loan | None:
+        entry = _Entry(b"", slot, num_readers=1)
+        return self._loan(entry) if self._keep(key, entry) else None
 
-    def lend(self, key: bytes) -> memoryview | None:
+    def lend(self, key: bytes) -> Loan | None:
         with self._lock:
             entry = self._entries.get(key)
-            return entry.slot.view if entry else None
+            if entry is None:
+                return None
+            entry.num_readers += 1
+        return self._loan(entry)
 
     def surrender(self, key: bytes) -> Slot | None:
         with self._lock:
@@ -111,18 +118,20 @@ class HostBackend:
             if held != self._occupied_bytes or any(entry.removed for entry in self._entries.values()):
                 raise InvariantError(f"host: {self._occupied_bytes} bytes are charged for {held} held")
 
-    def _keep(self, key: bytes, header: bytes, slot: Slot) -> None:
-        """Make ``slot`` the block of ``key``, replacing what was there; freed if we are closed."""
+    def _loan(self, entry: _Entry) -> Loan:
+        return Loan(entry.slot.view, partial(self._finish_reading, entry))
+
+    def _keep(self, key: bytes, entry: _Entry) -> bool:
+        """Make ``entry`` the block of ``key``, replacing what was there; ``False``: we are closed."""
         with self._lock:
-            closed = self._closed
-            unused = slot if closed else self._remove(key)
-            if not closed:
-                self._entries[key] = _Entry(header, slot)
-                self._occupied_bytes += slot.stride_bytes
+            if self._closed:
+                return False
+            unused = self._remove(key)
+            self._entries[key] = entry
+            self._occupied_bytes += entry.slot.stride_bytes
         if unused:
             unused.free()
-        if closed:
-            raise BackendError(NAME, "put", "the backend is closed")
+        return True
 
     def _remove(self, key: bytes) -> Slot | None:
         """Forget ``key``; returns its slot when nobody reads it, to be freed without the lock."""

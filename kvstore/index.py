@@ -50,11 +50,13 @@ class ResidencyIndex:
                 found.append(record)
         return found
 
-    def hold(self, key: bytes, bit: int) -> Record | None:
-        """Return the record of ``key``, held once more, when tier ``bit`` has it."""
+    def hold(self, key: bytes, bit: int, now_ms: int | None = None) -> Record | None:
+        """Return the record of ``key``, held once more, when tier ``bit`` has it (alive at ``now_ms``)."""
         with self._lock:
             record = self._records.get(key)
             if record is None or not record.tiers >> bit & 1:
+                return None
+            if now_ms is not None and record.is_expired(now_ms):
                 return None
             record.num_holds += 1
             return record
@@ -120,12 +122,19 @@ class ResidencyIndex:
         with self._lock:
             self._ledger(bit).cancel(room)
 
-    def settle(self, bit: int, room: Room, facts: Record, now_s: float, num_holds: int = 0) -> Record:
-        """Make the block of ``room`` visible in its tier, in one step; returns its record, held so often."""
+    def settle(self, bit: int, room: Room, facts: Record, now_s: float) -> None:
+        """Make the block of ``room`` visible in its tier, in one step."""
+        with self._lock:
+            self._ledger(bit).settle(room, facts.parent, now_s)
+            self._entered(bit, facts)
+
+    def settle_in_memory(self, bit: int, room: Room, facts: Record, now_s: float) -> Record:
+        """Do so in our own memory; returns the block's record, held once, with these bytes' checksum."""
         with self._lock:
             self._ledger(bit).settle(room, facts.parent, now_s)
             record = self._entered(bit, facts)
-            record.num_holds += num_holds
+            record.checksum = facts.checksum
+            record.num_holds += 1
             return record
 
     def recovered(self, bit: int, facts: Record, footprint_bytes: int, now_s: float) -> bool:

@@ -7,19 +7,29 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
 from threading import Thread
+from typing import NamedTuple
 
 from kvstore.arena import Slot
 from kvstore.clock import Clock
 from kvstore.frame import Header, checksum
 from kvstore.index import ResidencyIndex
 from kvstore.ledger import Room
-from kvstore.loading import SharedBytes
+from kvstore.loading import GiveBack, SharedBytes
 from kvstore.namespace import Namespace
 from kvstore.record import Record
+from kvstore.seams import Loan
 from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier, WriteMode
 
 _MAX_DESCRIBED = 4096  # salts are namespaces too, and anybody may invent them
+
+
+class Lent(NamedTuple):
+    """A held block of the memory tier and its bytes; ``give_back``, once, ends the loan and the hold."""
+
+    record: Record
+    data: memoryview
+    give_back: GiveBack
 
 
 class Placement:
@@ -62,10 +72,25 @@ class Placement:
             tier.counters.add(Count.EVICTIONS)
         return victim is not None
 
-    def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot, num_holds: int) -> Record:
-        """Publish a filled slot in the memory tier; returns the block's record, held so often."""
-        tier.lending.adopt(facts.key, slot)
-        return self._index.settle(tier.bit, room, facts, self._clock.monotonic_s(), num_holds)
+    def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot) -> Lent | None:
+        """Publish a filled slot in the memory tier, and lend it.
+
+        ``None``: the tier is closed, and the slot stays the caller's.
+        """
+        loan = tier.lending.adopt(facts.key, slot)
+        if loan is None:
+            self._index.cancel(tier.bit, room)
+            return None
+        record = self._index.settle_in_memory(tier.bit, room, facts, self._clock.monotonic_s())
+        return self._lent(record, loan)
+
+    def lend(self, tier: MemoryTier, record: Record) -> Lent | None:
+        """Lend a held block of the memory tier; ``None``: it is gone, and not held any more."""
+        loan = tier.lending.lend(record.key)
+        if loan is None:
+            self._index.unhold([record])
+            return None
+        return self._lent(record, loan)
 
     def write_targets(self, num_tokens: int, facts: Record) -> list[Tier]:
         """Return the lower tiers that want a newly stored block at once."""
@@ -115,7 +140,7 @@ class Placement:
         while len(self._described) > _MAX_DESCRIBED:
             self._described.popitem(last=False)
         for tier in self._below_memory:
-            tier.pool.write(partial(tier.put_manifest, namespace.digest, namespace.manifest()))
+            tier.pool.write(partial(self._describe, tier, namespace))
 
     def close_tier(self, tier: Tier, ends_at_s: float) -> None:
         """Finish a tier's writes and close its backend; returns by ``ends_at_s`` (``time.monotonic``)."""
@@ -123,6 +148,10 @@ class Placement:
         closing = Thread(target=tier.close_backend, name=f"{tier.name}-close", daemon=True)
         closing.start()
         closing.join(max(0.0, ends_at_s - time.monotonic()))
+
+    def _describe(self, tier: Tier, namespace: Namespace) -> None:
+        if not tier.pool.is_closing:
+            tier.put_manifest(namespace.digest, namespace.manifest())
 
     def _write(self, tier: Tier, facts: Record, shared: SharedBytes) -> None:
         try:
@@ -145,11 +174,16 @@ class Placement:
         held = self._index.hold(record.key, memory.bit)
         if held is None:
             return
-        data = memory.lending.lend(record.key)
-        if data is None:
-            self._index.unhold([held])
-        else:
-            self.write_behind(tier, held, SharedBytes(data, lambda: self._index.unhold([held])))
+        lent = self.lend(memory, held)
+        if lent is not None:
+            self.write_behind(tier, held, SharedBytes(lent.data, lent.give_back))
+
+    def _lent(self, record: Record, loan: Loan) -> Lent:
+        def give_back() -> None:
+            loan.give_back()
+            self._index.unhold([record])
+
+        return Lent(record, loan.data, give_back)
 
     def _see_off(self, tier: Tier, victim: Record) -> None:
         """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""
@@ -166,10 +200,11 @@ class Placement:
             return
         shared = SharedBytes(slot.view, slot.free, num_readers=len(wanting))
         for below in wanting:
-            self.write_behind(below, victim, shared)
+            self.write_behind(below, victim.copy(), shared)
 
     def _delete(self, tier: Tier, key: bytes) -> None:
-        if tier.delete(key):
+        """Delete from the medium; one that is closing keeps it, for it may not answer in time."""
+        if not tier.pool.is_closing and tier.delete(key):
             self._index.confirm_removal(tier.bit, key)
         else:
             self._index.removal_failed(tier.bit, key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.frame import NEVER_MS, Expiry
 
@@ -12,7 +12,8 @@ class Record:
     """One block.
 
     ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero no tier evicts
-    the block. ``checksum`` is the xxh3 of its raw bytes, ``None`` until known.
+    the block. ``checksum`` is the xxh3 of its bytes in our own memory, ``None`` until known: those
+    of another tier may have been computed at another time and differ in their last bits.
     """
 
     key: bytes
@@ -43,8 +44,10 @@ class Record:
                 facts.raw_bytes,
             )
             self.created_ms, self.soft_ms, self.hard_ms = facts.created_ms, facts.soft_ms, facts.hard_ms
-        if self.checksum is None:
-            self.checksum = facts.checksum
+
+    def copy(self) -> Record:
+        """Return what is known of the block's bytes, for a transfer: in no tier, held by nobody."""
+        return replace(self, tiers=0, num_holds=0)
 
     def is_expired(self, now_ms: int) -> bool:
         """Say whether either limit has passed."""

@@ -23,10 +23,11 @@ _STAGING_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """One transfer under way: the block, held, and who waits for it."""
+    """One transfer under way: the block, held, what its bytes turn out to be, and who waits for it."""
 
     tier: Tier
     record: Record
+    landed: Record
     load: Load
     began_s: float
 
@@ -52,13 +53,16 @@ class Retrieval:
         self._flights: dict[bytes, _Flight] = {}
         self._changed = Condition()
 
-    def load(self, key: bytes, deadline_s: float, on_done: OnDone | None) -> Ticket:
+    def load(
+        self, key: bytes, deadline_s: float, on_done: OnDone | None, now_ms: int | None = None
+    ) -> Ticket:
         """Return a ticket for the block of ``key``; a miss when no tier that stores bytes has it.
 
-        A ticket abandoned after ``deadline_s`` (monotonic) counts against its tier.
+        A ticket abandoned after ``deadline_s`` (monotonic) counts against its tier. Without a lease
+        the block must be alive at ``now_ms``.
         """
         for tier in self._tiers:
-            record = self._index.hold(key, tier.bit) if tier.is_readable() else None
+            record = self._index.hold(key, tier.bit, now_ms) if tier.is_readable() else None
             if record is None:
                 continue
             if not isinstance(tier, MemoryTier):
@@ -70,11 +74,11 @@ class Retrieval:
 
     def get_into(self, key: bytes, out: memoryview, timeout_s: float) -> bool:
         """Copy the block of ``key`` into ``out``; blocks up to ``timeout_s``. ``False``: a miss."""
-        memory = self._placement.memory
-        record = self._index.hold(key, memory.bit) if memory is not None else None
+        memory, now_ms = self._placement.memory, self._clock.wall_ms()
+        record = self._index.hold(key, memory.bit, now_ms) if memory is not None else None
         if memory is not None and record is not None and self._copy_from(memory, record, out):
             return True
-        ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None)
+        ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None, now_ms)
         if not ticket.wait(timeout_s):
             ticket.abandon()
             return False
@@ -89,30 +93,32 @@ class Retrieval:
 
     def _copy_from(self, tier: MemoryTier, record: Record, out: memoryview) -> bool:
         """Copy a held block of the memory tier, hashing as it goes where the audit selects it."""
-        data = tier.lending.lend(record.key)
-        is_whole = data is not None and len(data) == len(out)
-        if data is not None and is_whole:
+        lent = self._placement.lend(tier, record)
+        if lent is None:
+            return False
+        is_whole = len(lent.data) == len(out)
+        if is_whole:
             if record.checksum is None or not self._audit.selects(record.key):
-                out[:] = data
-            elif copy_and_checksum(data, out) != record.checksum:
+                out[:] = lent.data
+            elif copy_and_checksum(lent.data, out) != record.checksum:
                 self._drop_corrupt(tier, record)
                 is_whole = False
         if is_whole:
             tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(out))
-        self._index.unhold([record])
+        lent.give_back()
         return is_whole
 
     def _lend(self, tier: MemoryTier, record: Record) -> SharedBytes | None:
         """Lend a block of the memory tier, verified if the audit selects it; ``None``: it is gone."""
-        data = tier.lending.lend(record.key)
-        if data is not None and not self._passes_audit(record, data):
-            self._drop_corrupt(tier, record)
-            data = None
-        if data is None:
-            self._index.unhold([record])
+        lent = self._placement.lend(tier, record)
+        if lent is None:
             return None
-        tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(data))
-        return SharedBytes(data, lambda: self._index.unhold([record]), tier=tier.name)
+        if not self._passes_audit(record, lent.data):
+            self._drop_corrupt(tier, record)
+            lent.give_back()
+            return None
+        tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(lent.data))
+        return SharedBytes(lent.data, lent.give_back, tier=tier.name)
 
     def _drop_corrupt(self, tier: MemoryTier, record: Record) -> None:
         tier.counters.add(Count.CORRUPT)
@@ -137,7 +143,9 @@ class Retrieval:
                 self._index.unhold([record])
                 return ticket
             load = Load()
-            flight = self._flights[record.key] = _Flight(tier, record, load, self._clock.monotonic_s())
+            flight = self._flights[record.key] = _Flight(
+                tier, record, record.copy(), load, self._clock.monotonic_s()
+            )
             ticket = Ticket.on(load, on_done, note_if_late)
         if not tier.pool.read(partial(self._run, flight)):
             tier.counters.add(Count.REFUSED_LOADS)
@@ -150,7 +158,7 @@ class Retrieval:
             flight.tier.counters.add(Count.REFUSED_LOADS)
             self._finish(flight, None)
             return
-        outcome = flight.tier.read(flight.record, slot.view)
+        outcome = flight.tier.read(flight.landed, slot.view)
         if outcome is Read.DONE:
             self._finish(flight, slot)
             return
@@ -177,11 +185,12 @@ class Retrieval:
         if memory is None or not memory.admits(record.block_tokens, record.block_tokens, record.raw_bytes):
             return lambda: self._give_back(record, slot)
         room = self._placement.make_room(memory, record)
-        if room is None:
+        kept = None if room is None else self._placement.keep(memory, flight.landed, room, slot)
+        if kept is None:
             return lambda: self._give_back(record, slot)
         memory.counters.add(Count.PROMOTIONS)
-        kept = self._placement.keep(memory, record, room, slot, 1)
-        return lambda: self._index.unhold([record, kept])
+        self._index.unhold([record])
+        return kept.give_back
 
     def _give_back(self, record: Record, slot: Slot) -> None:
         slot.free()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvstore.arena import Slot
 from kvstore.frame import Header
@@ -79,24 +79,31 @@ class Discovering(Protocol):
         ...
 
 
+class Loan(NamedTuple):
+    """A block's bytes as they lie in our own memory, and the function that gives them back, once.
+
+    They stay the block's until then, whatever becomes of it. They must not be written to (a
+    read-only view would cost consumers such as ``torch.frombuffer`` a copy).
+    """
+
+    data: memoryview
+    give_back: Callable[[], None]
+
+
 @runtime_checkable
 class Lending(Protocol):
     """A backend in our own memory: it takes over filled slots and lends them without a copy."""
 
-    def adopt(self, key: bytes, slot: Slot) -> None:
-        """Make ``slot`` the block of ``key``; the slot is the backend's from now on."""
+    def adopt(self, key: bytes, slot: Slot) -> Loan | None:
+        """Own ``slot`` as the block of ``key`` and lend it back; ``None``: closed, it stays the caller's."""
         ...
 
-    def lend(self, key: bytes) -> memoryview | None:
-        """Return the block's bytes as they lie; ``None``: not there.
-
-        Valid until ``delete`` or ``surrender``, and not to be written to (a read-only view would
-        cost consumers such as ``torch.frombuffer`` a copy).
-        """
+    def lend(self, key: bytes) -> Loan | None:
+        """Lend the block's bytes; ``None``: not there."""
         ...
 
     def surrender(self, key: bytes) -> Slot | None:
-        """Remove the block and hand its slot to the caller; ``None``: not there."""
+        """Remove the block and hand its slot to the caller; ``None``: not there, or lent out."""
         ...
 
 

@@ -82,18 +82,16 @@ class Storing:
 
     def commit(self, facts: Record, slot: Slot, home: Home | None, lower: Sequence[Tier]) -> None:
         """Publish a filled slot and queue it for the tiers below."""
-        view = slot.view
+        view, give_back = slot.view, slot.free
         if self._audit.selects(facts.key):
             facts.checksum = checksum(view)
-        if home is None:
-            shared = SharedBytes(view, slot.free, num_readers=len(lower))
-        else:
-            facts = record = self._placement.keep(home.tier, facts, home.room, slot, 1 if lower else 0)
-            if not lower:
-                return
-            shared = SharedBytes(view, lambda: self._index.unhold([record]), num_readers=len(lower))
+        kept = self._placement.keep(home.tier, facts, home.room, slot) if home else None
+        if kept is not None:
+            facts, view, give_back = kept
+        shared = SharedBytes(view, give_back, num_readers=1 + len(lower))
         for tier in lower:
             self._placement.write_behind(tier, facts, shared)
+        shared.release()
 
     def abort(self, slot: Slot, home: Home | None) -> None:
         """Give a reservation's memory and room back."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,13 @@ def test_an_adopted_slot_is_lent_and_surrendered_without_a_copy() -> None:
     assert slot is not None
     assert isinstance(host, Lending)
     slot.view[:] = make_payload("a", 5000)
-    host.adopt(key, slot)
-    lent = host.lend(key)
+    adopted, lent = host.adopt(key, slot), host.lend(key)
+    assert adopted is not None
     assert lent is not None
     slot.view[0] ^= 1
-    assert lent == slot.view
+    assert adopted.data == lent.data == slot.view
+    adopted.give_back()
+    lent.give_back()
     assert (host.stats().occupied_bytes, arena.used_bytes) == (2 * PAGE_BYTES, 2 * PAGE_BYTES)
     assert host.surrender(key) is slot
     assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 2 * PAGE_BYTES)
@@ -62,10 +65,44 @@ def test_an_adopted_slot_has_no_frame_to_read_and_is_freed_by_a_delete() -> None
     host = HostBackend(arena)
     slot = arena.allocate(5000)
     assert slot is not None
-    host.adopt(make_key("a"), slot)
+    adopted = host.adopt(make_key("a"), slot)
+    assert adopted is not None
+    adopted.give_back()
     assert get(host, make_key("a"), 5000) is None
     host.delete(make_key("a"))
     assert (host.stats().occupied_bytes, arena.used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("let_go", [HostBackend.delete, HostBackend.surrender])
+def test_a_slot_is_not_used_again_before_every_loan_of_it_is_given_back(
+    let_go: Callable[[HostBackend, bytes], object],
+) -> None:
+    arena = Arena(PAGE_BYTES)
+    host = HostBackend(arena)
+    key, slot = make_key("a"), arena.allocate(PAGE_BYTES)
+    assert slot is not None
+    adopted, lent = host.adopt(key, slot), host.lend(key)
+    assert adopted is not None
+    assert lent is not None
+
+    assert let_go(host, key) is None
+    assert host.lend(key) is None
+    assert arena.allocate(PAGE_BYTES) is None
+
+    adopted.give_back()
+    assert arena.allocate(PAGE_BYTES) is None
+    lent.give_back()
+    assert arena.used_bytes == 0
+
+
+def test_a_closed_backend_leaves_a_slot_to_its_owner() -> None:
+    arena = Arena(PAGE_BYTES)
+    host = HostBackend(arena)
+    slot = arena.allocate(PAGE_BYTES)
+    assert slot is not None
+    host.close()
+    assert host.adopt(make_key("a"), slot) is None
+    slot.free()
 
 
 def test_a_slot_is_not_used_again_while_somebody_reads_it() -> None:

@@ -197,6 +197,21 @@ def test_a_block_ends_with_its_ttl_in_every_tier(rig: Rig) -> None:
     assert rig.counts(store, "host")["expirations"] == rig.counts(store, "disk")["expirations"] == 1
 
 
+@pytest.mark.parametrize("host_blocks", [0, 8])
+def test_a_block_whose_ttl_is_over_is_not_read_without_a_lease(rig: Rig, host_blocks: int) -> None:
+    store = rig.open(host_blocks=host_blocks)
+    rig.put(store, 1, ttl_s=10.0)
+    hit = store.lookup([rig.key(1)], ttl_s=1.0)
+    rig.now_s += 11.0
+    assert not rig.get(store, 1)
+    ticket = store.load(hit, 0, rig.now_s + 1)
+    assert ticket.wait(5.0)
+    block = ticket.take()
+    assert block is not None, "a lease outlasts a TTL"
+    block.release()
+    hit.release()
+
+
 def test_a_hit_extends_a_ttl_and_never_shortens_it(rig: Rig) -> None:
     store = rig.open(config=StoreConfig(default_ttl_s=None))
     rig.put(store, 1, ttl_s=10.0)

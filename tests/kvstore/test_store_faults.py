@@ -14,7 +14,7 @@ from kvstore.errors import BackendError, OutOfSpaceError
 from kvstore.frame import Header
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
-from kvstore.tier import Tier, TierConfig, TierSpec
+from kvstore.tier import Tier, TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
 from tests.kvstore.conftest import Rig
@@ -36,6 +36,15 @@ def waiting(operation: str, until: threading.Event) -> Callable[[str, bytes], No
     def fail(called: str, _key: bytes) -> None:
         if called == operation:
             until.wait(10.0)
+
+    return fail
+
+
+def hanging(until: threading.Event) -> Callable[[str, bytes], None]:
+    """Return a medium that does not answer anything until it is let."""
+
+    def fail(_called: str, _key: bytes) -> None:
+        until.wait(10.0)
 
     return fail
 
@@ -122,6 +131,67 @@ def test_a_flipped_byte_in_our_own_memory_is_found_where_the_audit_looks(rig: Ri
     view[100] ^= 1
     assert not rig.get(store, 1)
     assert rig.counts(store, "host")["corrupt"] == 1
+
+
+def test_a_bad_block_computed_again_while_its_lease_is_out_is_good(rig: Rig) -> None:
+    store = rig.open(config=StoreConfig(audit_share=1.0))
+    rig.put(store, 1)
+    store.clear("host")
+    header, payload = rig.medium.frames[rig.key(1)]
+    rig.medium.frames[rig.key(1)] = header, bytes([payload[0] ^ 1]) + payload[1:]
+    hit = store.lookup([rig.key(1)])
+    assert not rig.get(store, 1)
+    assert store.flush(5.0)
+
+    # Another batch computes other last bits.
+    again = memoryview(bytes([9]) * len(payload))
+    assert store.put(rig.namespace, rig.key(1), b"", again)
+    assert store.flush(5.0)
+    hit.release()
+
+    for tier in ("host", "disk"):
+        out = bytearray(len(payload))
+        assert rig.tiers(store, 1) == [tier]
+        assert store.get_into(rig.key(1), memoryview(out))
+        assert out == again
+        store.clear("host")
+    assert (rig.counts(store, "host")["corrupt"], rig.counts(store, "disk")["corrupt"]) == (0, 1)
+
+
+def test_a_block_stored_again_while_its_older_copy_is_written_back_keeps_its_own_checksum(rig: Rig) -> None:
+    store = rig.open(host_blocks=1, write_mode=WriteMode.BACK, config=StoreConfig(audit_share=1.0))
+    store.device_added(rig.key(1), b"")
+    may_write = threading.Event()
+    rig.medium.fail = waiting("put", may_write)
+    rig.put(store, 1, flush=False)
+    rig.put(store, 2, flush=False)
+    again = memoryview(bytes([9]) * 4096)
+    assert store.put(rig.namespace, rig.key(1), b"", again)
+    may_write.set()
+    assert store.flush(5.0)
+
+    out = bytearray(4096)
+    assert store.get_into(rig.key(1), memoryview(out))
+    assert out == again
+    store.clear("host")
+    assert rig.get(store, 1), "the disk has the older copy, with its own checksum"
+    assert (rig.counts(store, "host")["corrupt"], rig.counts(store, "disk")["corrupt"]) == (0, 0)
+
+
+def test_what_the_audit_drops_stays_whole_for_those_who_have_it(rig: Rig) -> None:
+    store = rig.open(host_blocks=1, disk_blocks=0, config=StoreConfig(audit_share=1.0))
+    rig.put(store, 1)
+    hit = store.lookup([rig.key(1)])
+    block = store.load(hit, 0, rig.now_s + 5).take()
+    assert block is not None
+    block.data[7] ^= 1
+    assert not rig.get(store, 1)
+    block.data[7] ^= 1
+    assert rig.put(store, 2) == 1
+    assert block.data == rig.payload(1)
+    block.release()
+    hit.release()
+    assert store.statistics().staging_bytes == 0
 
 
 def test_case_10_a_block_gone_between_lookup_and_load_is_a_miss(rig: Rig) -> None:
@@ -291,6 +361,48 @@ def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig: Rig) -> No
     assert time.monotonic() - began_s < 1.0
     may_end.set()
     wait_until(lambda: store.num_holds == 0)
+
+
+def test_case_18_close_returns_in_time_when_deletions_hang_as_well(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1, 2)
+    may_end = threading.Event()
+    rig.medium.fail = hanging(may_end)
+    rig.put(store, 3, flush=False)
+    store.put(rig.namespace.with_salt("of a manifest"), rig.key(4), b"", rig.payload(4))
+    store.evict([rig.key(1), rig.key(2)])
+    began_s = time.monotonic()
+    store.close(0.5)
+    assert time.monotonic() - began_s < 1.0
+    may_end.set()
+    wait_until(lambda: store.num_holds == 0)
+
+
+def test_case_18_a_load_that_answers_after_the_close_reports(rig: Rig) -> None:
+    store = stored_on_disk(rig, 1)
+    may_answer = threading.Event()
+    rig.medium.fail = waiting("get", may_answer)
+    hit = store.lookup([rig.key(1)])
+    ticket = store.load(hit, 0, rig.now_s + 5)
+    wait_until(lambda: store.statistics().staging_bytes > 0)
+    store.close(0.2)
+    may_answer.set()
+    assert ticket.wait(5.0)
+    block = ticket.take()
+    assert block is not None
+    assert block.data == rig.payload(1)
+    block.release()
+    hit.release()
+    assert store.num_holds == store.statistics().staging_bytes == 0
+
+
+def test_a_block_committed_after_the_close_is_given_back(rig: Rig) -> None:
+    store = rig.open()
+    reservation = store.reserve(rig.namespace, rig.key(1), b"", 4096)
+    assert reservation is not None
+    store.close()
+    reservation.commit()
+    assert store.statistics().staging_bytes == 0
 
 
 def test_a_full_write_queue_drops_the_write_and_counts_it(rig: Rig) -> None:

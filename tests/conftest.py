@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from api.folders import cache_folder
+
+# Threads that wait for each other give the processor away instead of turning on the spot: on a busy
+# machine tests are several times as fast. Read when torch is loaded, here and in servers started by tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")

@@ -114,9 +114,9 @@ def test_a_port_in_use_is_one_line_before_the_model_is_read(start: Callable[...,
 
 
 def test_a_server_told_to_stop_lets_requests_finish_but_not_for_ever(start: Callable[..., Server]) -> None:
-    server = start("--drain-s", "1", "--log-level", "error")
+    server = start("--drain-s", "4", "--log-level", "error")
     url = server.wait_until_ready()
-    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 100, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 30, "ignore_eos": True, "stream": True}
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as half:
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:

@@ -7,6 +7,7 @@ from the fastest; a record's ``tiers`` is a bit mask over those numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from threading import Lock
 
 from kvstore.ends import Ends
@@ -26,6 +27,7 @@ class ResidencyIndex:
         self._ledgers = tuple(ledgers)
         self._records: dict[bytes, Record] = {}
         self._ends = Ends(self._records)
+        self._now_s = -inf
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -73,6 +75,7 @@ class ResidencyIndex:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
         ledgers = [(1 << bit, ledger.policy) for bit, ledger in enumerate(self._ledgers) if ledger]
         with self._lock:
+            now_s = self._time(now_s)
             for record in reversed(records):
                 for mask, policy in ledgers:
                     if record.tiers & mask:
@@ -125,13 +128,13 @@ class ResidencyIndex:
     def settle(self, bit: int, room: Room, facts: Record, now_s: float) -> None:
         """Make the block of ``room`` visible in its tier, in one step."""
         with self._lock:
-            self._ledger(bit).settle(room, facts.parent, now_s)
+            self._ledger(bit).settle(room, facts.parent, self._time(now_s))
             self._entered(bit, facts)
 
     def settle_in_memory(self, bit: int, room: Room, facts: Record, now_s: float) -> Record:
         """Do so in our own memory; returns the block's record, held once, with these bytes' checksum."""
         with self._lock:
-            self._ledger(bit).settle(room, facts.parent, now_s)
+            self._ledger(bit).settle(room, facts.parent, self._time(now_s))
             record = self._entered(bit, facts)
             record.checksum = facts.checksum
             record.num_holds += 1
@@ -145,7 +148,7 @@ class ResidencyIndex:
                 return True
             if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
                 return False
-            ledger.add(facts.key, facts.parent, footprint_bytes, now_s)
+            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s))
             self._entered(bit, facts)
             return True
 
@@ -240,6 +243,11 @@ class ResidencyIndex:
         if ledger is None:
             raise InvariantError(f"tier {bit} keeps its own books")
         return ledger
+
+    def _time(self, now_s: float) -> float:
+        """Return ``now_s``, or a later time seen before: callers read the clock before they have the lock."""
+        self._now_s = max(self._now_s, now_s)
+        return self._now_s
 
     def _is_held(self, key: bytes) -> bool:
         record = self._records.get(key)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http_errors import status_response
 
 OPEN_PATHS = frozenset({"/health"})
-_LOG = logging.getLogger("prefixd.api")
+_log = logging.getLogger(__name__)
 
 
 class Gate:
@@ -49,7 +49,7 @@ class Gate:
         except Exception as error:  # noqa: BLE001 - the last net: nothing may reach the server's own log
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{frame.filename}:{frame.lineno} in {frame.name}"
-            _LOG.error("%s %r failed: %s at %s", scope["method"], scope["path"], type(error).__name__, place)
+            _log.error("%s %r failed: %s at %s", scope["method"], scope["path"], type(error).__name__, place)
             if started:
                 raise ConnectionAbortedError("the answer was cut short") from None
             await status_response(500)(scope, receive, send)

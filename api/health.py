@@ -23,9 +23,7 @@ def health_answer(serving: Serving) -> HealthAnswer:
     """Return 200 while requests are answered, also without a tier, and 503 otherwise."""
     engine, store = serving.engine.health(), serving.store.health()
     reasons = {name: tier.reason for name, tier in store.tiers.items() if tier.state is not State.OK}
-    for tier_and_reason in serving.degraded:
-        name, _, reason = tier_and_reason.partition(": ")
-        reasons[name] = reason
+    reasons |= serving.degraded
     if not engine.ok:
         reasons["engine"] = engine.reason
     if not engine.ok or store.state is State.UNHEALTHY:

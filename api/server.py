@@ -36,8 +36,8 @@ def serve_until_stopped(settings: Settings, config: ServingConfig, listener: soc
         suppress(KeyboardInterrupt),
         closing(assemble(config)) as serving,
     ):
-        for reason in serving.degraded:
-            sys.stderr.write(f"prefixd: {reason}\n")
+        for tier, reason in serving.degraded.items():
+            sys.stderr.write(f"prefixd: {tier}: {reason}\n")
         try:
             listener.listen(_BACKLOG)
         except OSError as error:

@@ -18,8 +18,8 @@ def generate_in_terminal(
     """Continue ``prompt`` and print as it comes. Raises what assembling and the request raise."""
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     with closing(assemble(config)) as serving:
-        for reason in serving.degraded:
-            sys.stderr.write(f"prefixd: {reason}\n")
+        for tier, reason in serving.degraded.items():
+            sys.stderr.write(f"prefixd: {tier}: {reason}\n")
         if is_chat:
             prompt_ids = encode_chat(serving.tokenizer, [{"role": "user", "content": prompt}])
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
-from backends.host import HostBackend
 from backends.pagelock import cuda_page_locker
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
@@ -20,13 +21,14 @@ from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
-from kvstore.errors import BackendError, ConfigError, ModelRefusedError
+from kvstore.errors import BackendError, ConfigError, ModelRefusedError, one_line
 from kvstore.registry import Kind, Registry
-from kvstore.seams import Backend
 from kvstore.store import DeviceTier, StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
 from policies.builtin import register_builtin as register_policies
+
+_log = logging.getLogger(__name__)
 
 _HOST = "host"
 _DEFAULT_CPU_POOL_BYTES = 1 << 30
@@ -38,13 +40,13 @@ _STORE_CLOSE_S = 10.0
 
 @dataclass(frozen=True)
 class Serving:
-    """A server at work. ``degraded`` tells of tiers it runs without, as ``tier: reason``."""
+    """A server at work. ``degraded`` says of each tier that it runs without why."""
 
     engine: Engine
     store: TieredStore
     tokenizer: PreTrainedTokenizerBase
     model_facts: LoadedModel
-    degraded: tuple[str, ...]
+    degraded: Mapping[str, str]
 
     def close(self) -> None:
         """End all requests, write what is queued and close the tiers; bounded in time."""
@@ -81,8 +83,10 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    attention = choose_attention(model.num_heads, model.kv_shape, model.compute_dtype, model.device).attention
-    runner = ModelRunner(model.model, pool, attention)
+    attention = choose_attention(model.num_heads, model.kv_shape, model.compute_dtype, model.device)
+    for name, reason in attention.rejected.items():
+        _log.warning("attention is not computed by %s: it %s", name, reason)
+    runner = ModelRunner(model.model, pool, attention.attention)
     engine_config = EngineConfig(
         max_batched_tokens=config.max_batched_tokens,
         max_sequences=config.max_sequences,
@@ -103,7 +107,7 @@ def builtin_registry() -> Registry:
 
 def _make_store(
     config: ServingConfig, model: LoadedModel, pool_bytes: int, registry: Registry, clock: Clock
-) -> tuple[TieredStore, tuple[str, ...]]:
+) -> tuple[TieredStore, dict[str, str]]:
     """Return the store over all tiers that can be opened, and why the others cannot."""
     block_bytes = model.kv_shape.block_bytes
     host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == _HOST)
@@ -111,28 +115,23 @@ def _make_store(
     arena = Arena(
         host_bytes + staging_bytes, lock_pages=cuda_page_locker() if model.device.type == "cuda" else None
     )
-    specs, degraded = [], []
+    specs, degraded = [], dict[str, str]()
     for setup in config.tiers:
         try:
             specs.append(_tier_spec(setup, registry, arena))
         except BackendError as error:
-            degraded.append(f"{setup.name}: runs without this tier: {error.reason}")
+            degraded[setup.name] = f"runs without this tier: {error.reason}"
     store_config = StoreConfig(default_ttl_s=config.default_ttl_s)
     store = TieredStore(specs, arena, store_config, clock, DeviceTier(pool_bytes, block_bytes))
-    return store, tuple(degraded)
+    return store, degraded
 
 
 def _tier_spec(setup: TierSetup, registry: Registry, arena: Arena) -> TierSpec:
     tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
     policy = registry.get(Kind.EVICTION, setup.eviction)()
-    return TierSpec(tier_config, _open_backend(setup, registry, arena), policy, whole_blocks_that_fit)
-
-
-def _open_backend(setup: TierSetup, registry: Registry, arena: Arena) -> Backend:
-    if setup.name == _HOST:
-        return HostBackend(arena)
-    backend: Backend = registry.get(Kind.BACKEND, setup.name)(path=setup.path)
-    return backend
+    options = {"arena": arena} if setup.name == _HOST else {"path": setup.path}
+    backend = registry.get(Kind.BACKEND, setup.name)(**options)
+    return TierSpec(tier_config, backend, policy, whole_blocks_that_fit)
 
 
 def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
@@ -160,6 +159,5 @@ def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelRefusedError(str(folder), f"its tokenizer cannot be read: {reason}") from error
+        raise ModelRefusedError(str(folder), f"its tokenizer cannot be read: {one_line(error)}") from error
     return tokenizer

@@ -153,3 +153,8 @@ class ServerFailedError(PrefixdError):
 
 class InvariantError(PrefixdError):
     """A conservation law does not hold: a fault of the code itself."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return what somebody else's error says, in one line that is not too long."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

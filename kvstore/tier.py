@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvstore.breaker import Breaker
 from kvstore.clock import Clock
-from kvstore.errors import ConfigError, FrameError
+from kvstore.errors import ConfigError, FrameError, one_line
 from kvstore.frame import HEADER_BYTES, RAW_CODEC, Header, checksum
 from kvstore.record import Record
 from kvstore.seams import Admission, Backend, Discovering, EvictionPolicy, Lending, Offer
@@ -178,7 +178,7 @@ class Tier:
             self._backend.delete(key)
         except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
             self._failed(self._writing, Count.DELETE_FAULTS, error)
-            self._last_delete_fault = str(error)
+            self._last_delete_fault = one_line(error)
             return False
         return True
 
@@ -245,7 +245,7 @@ class Tier:
     def _failed(self, breaker: Breaker, count: str, error: Exception) -> None:
         self.counters.add(count)
         with self._lock:
-            has_opened = breaker.failed(str(error) or type(error).__name__, self._clock.monotonic_s())
+            has_opened = breaker.failed(one_line(error), self._clock.monotonic_s())
         if has_opened:
             self.counters.add(Count.BREAKER_OPENINGS)
 

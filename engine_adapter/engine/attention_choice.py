@@ -16,7 +16,7 @@ from backends.device import KVShape
 from engine_adapter.engine.attention import AttentionBackend, Span
 from engine_adapter.engine.sdpa import CPU_GATHER_TOKENS, SdpaAttention
 from engine_adapter.engine.varlen import VarlenAttention
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, one_line
 
 # Far above the rounding of a sound kernel on values around 1, far below one key too many or too few.
 _TOLERANCE = {torch.float32: 4e-3, torch.float16: 2e-2, torch.bfloat16: 4e-2}
@@ -103,7 +103,7 @@ def _objection(candidate: AttentionBackend, sample: _Sample) -> str | None:
         with torch.inference_mode():
             out = attend(query, sample.keys, sample.values, _SCALING).cpu().float()
     except Exception as error:  # noqa: BLE001 - a kernel that is missing or refuses may raise anything
-        return f"fails: {str(error).splitlines()[0][:200] if str(error) else type(error).__name__}"
+        return f"fails: {one_line(error)}"
     if out.shape != expected.shape:
         return f"gives the shape {tuple(out.shape)}"
     distance = float((out - expected).abs().max())

@@ -52,9 +52,7 @@ class Engine:
         reload_policy: ReloadPolicy,
         config: EngineConfig | None = None,
         clock: Clock | None = None,
-        observer: OnEvent | None = None,
     ) -> None:
-        """``observer`` gets every event of every request, on the engine's thread; it must be quick."""
         self.config = config or EngineConfig()
         self._model = model
         self._pool = pool
@@ -62,7 +60,7 @@ class Engine:
         self._texts = TextStreams(tokenizer)
         self._prefix = PrefixCache(pool, store, reload_policy, model.namespace, self.config, self._wake)
         self._scheduler = Scheduler(self._prefix, self.config)
-        self._loop = Loop(model, runner, self._prefix, self._scheduler, self._clock, observer)
+        self._loop = Loop(model, runner, self._prefix, self._scheduler, self._clock)
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = Lock()
         self._num_submitted = 0

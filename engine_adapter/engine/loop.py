@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
-from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Event, Finished, OnEvent, Reason
+from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Reason
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from engine_adapter.engine.sampling import choose_tokens
 from engine_adapter.engine.scheduler import Scheduler, Work
@@ -34,7 +34,6 @@ class Loop:
         prefix: PrefixCache,
         scheduler: Scheduler,
         clock: Clock,
-        observer: OnEvent | None,
     ) -> None:
         self.tally = Tally()
         self._open: dict[int, Sequence] = {}
@@ -43,7 +42,6 @@ class Loop:
         self._prefix = prefix
         self._scheduler = scheduler
         self._clock = clock
-        self._observer = observer
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in."""
@@ -159,7 +157,7 @@ class Loop:
         sequence.tokens.append(token)
         since_s = sequence.times.note_token(self._clock.monotonic_s())
         text, is_stopped = sequence.text.add(token)
-        self._emit(sequence, Delta(text, (token,), since_s))
+        sequence.on_event(Delta(text, (token,), since_s))
         if is_stopped:
             return "stop"
         is_full = len(sequence.tokens) >= self._model.context_tokens
@@ -180,15 +178,10 @@ class Loop:
         self.tally.add(reason, usage)
         try:
             if rest := sequence.text.flush():
-                self._emit(sequence, Delta(rest, ()))
-            self._emit(sequence, Finished(reason, usage, error))
+                sequence.on_event(Delta(rest, ()))
+            sequence.on_event(Finished(reason, usage, error))
         except Exception:  # noqa: BLE001 - a caller that is gone must not end other requests
             _log.exception("a caller's on_event failed")
-
-    def _emit(self, sequence: Sequence, event: Event) -> None:
-        if self._observer is not None:
-            self._observer(event)
-        sequence.on_event(event)
 
     @contextmanager
     def _blaming(self, sequence: Sequence) -> Iterator[None]:

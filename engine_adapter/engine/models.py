@@ -20,7 +20,7 @@ from backends.device import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
 from engine_adapter.engine.checkpoint import check_checkpoint
 from engine_adapter.engine.support import Config, refusal
-from kvstore.errors import ConfigError, ModelRefusedError
+from kvstore.errors import ConfigError, ModelRefusedError, one_line
 from kvstore.namespace import Namespace, canonical_json
 from kvstore.weights import weights_digest
 
@@ -132,7 +132,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError) as error:
-        raise ModelRefusedError(str(folder), f"config.json is not understood: {_one_line(error)}") from error
+        raise ModelRefusedError(str(folder), f"config.json is not understood: {one_line(error)}") from error
     return config
 
 
@@ -151,7 +151,7 @@ def _read_weights(
             output_loading_info=True,
         )
     except (SafetensorError, ValueError, RuntimeError, OSError) as error:
-        raise ModelRefusedError(str(folder), f"its weights cannot be read: {_one_line(error)}") from error
+        raise ModelRefusedError(str(folder), f"its weights cannot be read: {one_line(error)}") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise ModelRefusedError(str(folder), f"its weights lack {len(missing)} tensors, {missing[0]} for one")
@@ -199,10 +199,6 @@ def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 @contextmanager

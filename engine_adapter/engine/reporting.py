@@ -23,8 +23,8 @@ class EngineStatistics:
 
     ``requests`` counts finished requests by reason, ``tokens_by_source`` their prompt tokens.
     ``num_preempted`` counts sequences sent back for want of blocks, ``num_taken_over`` blocks
-    computed because their load missed or was late. Samples of TTFT, ITL and queue time reach the
-    engine's observer with each event.
+    computed because their load missed or was late. TTFT, ITL and queue time come with each request's
+    events.
     """
 
     num_waiting: int

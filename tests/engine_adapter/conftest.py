@@ -15,7 +15,6 @@ from backends.device import DevicePool
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model
-from engine_adapter.engine.request import OnEvent
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.sdpa import SdpaAttention
 from kvstore.arena import Arena
@@ -108,7 +107,6 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         clock: Clock | None = None,
         model: LoadedModel = tiny_model,
         policy: ReloadPolicy | None = None,
-        observer: OnEvent | None = None,
         host_blocks: int = 256,
         **limits: Any,
     ) -> Rig:
@@ -120,9 +118,7 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         pool = DevicePool(model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock)
         runner = ModelRunner(model.model, pool, SdpaAttention())
         config = EngineConfig(**limits)
-        engine = Engine(
-            model, tiny_tokenizer, pool, runner, store, policy or AlwaysLoad(), config, clock, observer
-        )
+        engine = Engine(model, tiny_tokenizer, pool, runner, store, policy or AlwaysLoad(), config, clock)
         rigs.append(Rig(engine, store, pool, arena, model))
         return rigs[-1]
 

@@ -243,7 +243,7 @@ def test_a_second_server_on_the_same_folder_works_without_the_disk_and_says_so(
     serve: Serve, tmp_path: Path
 ) -> None:
     with serve() as first, closing(assemble(config_of(tmp_path))) as second:
-        assert first.degraded == ()
-        assert len(second.degraded) == 1
-        assert second.degraded[0].startswith("disk: runs without this tier: ")
+        assert first.degraded == {}
+        assert list(second.degraded) == ["disk"]
+        assert second.degraded["disk"].startswith("runs without this tier: ")
         assert answer(second).token_ids == answer(first).token_ids

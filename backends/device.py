@@ -155,6 +155,10 @@ class DevicePool:
         self._on_added(key, parent)
         return True
 
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """Evict the published blocks of these ``keys``, but for those that are in use."""
+        self._remove([key for key in keys if key in self._block_of and key not in self._holds])
+
     def release(self, blocks: Iterable[int]) -> None:
         """Give back one reference of each block: private ones become free, others may be cached."""
         now_s = self._clock.monotonic_s()
@@ -233,8 +237,10 @@ class DevicePool:
         return list(islice((block for run in runs for block in range(*run)), num))
 
     def _evict(self, num: int) -> None:
-        victims = list(islice(self._policy.victims(self._holds.__contains__), num))
-        for key in victims:
+        self._remove(list(islice(self._policy.victims(self._holds.__contains__), num)))
+
+    def _remove(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
             self._policy.remove(key)
             block = self._block_of.pop(key)
             del self._key_of[block], self._parent_of[key]

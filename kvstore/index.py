@@ -13,7 +13,7 @@ from threading import Lock
 from kvstore.ends import Ends
 from kvstore.errors import InvariantError
 from kvstore.ledger import Ledger, Room
-from kvstore.record import Record
+from kvstore.record import UNKNOWN_MS, Record
 
 
 class ResidencyIndex:
@@ -82,13 +82,19 @@ class ResidencyIndex:
                         policy.touch(record.key, now_s)
 
     def contains(self, key: bytes, mask: int, soft_ms: int) -> bool:
-        """Say whether a tier of ``mask`` has ``key``; if so its soft limit is extended."""
+        """Say whether a tier of ``mask`` has ``key``; wherever it is, its soft limit is extended."""
         record = self._records.get(key)
-        if record is None or not record.tiers & mask:
+        if record is None:
             return False
         with self._lock:
             record.extend(soft_ms)
-        return True
+            return bool(record.tiers & mask)
+
+    def ended(self, keys: Iterable[bytes], now_ms: int) -> list[bytes]:
+        """Return those of ``keys`` that name a block whose time is over."""
+        get = self._records.get
+        with self._lock:
+            return [key for key in keys if (record := get(key)) and record.is_expired(now_ms)]
 
     def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``.
@@ -155,7 +161,7 @@ class ResidencyIndex:
     def report(self, bit: int, key: bytes, parent: bytes) -> None:
         """Note that a tier that keeps its own books now holds this block."""
         with self._lock:
-            self._entered(bit, Record(key, parent))
+            self._entered(bit, Record(key, parent, soft_ms=UNKNOWN_MS))
 
     def unreport(self, bit: int, key: bytes) -> None:
         """Note that a tier that keeps its own books no longer holds this block."""

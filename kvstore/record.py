@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from kvstore.frame import NEVER_MS, Expiry
 
+UNKNOWN_MS = -1
+"""The soft limit of a block of which a tier has only said that it holds it; it lives until told."""
+
 
 @dataclass(slots=True)
 class Record:
@@ -31,19 +34,14 @@ class Record:
     @property
     def expiry(self) -> Expiry:
         """Both limits, as a frame header carries them."""
-        return Expiry(self.soft_ms, self.hard_ms)
+        return Expiry(max(self.soft_ms, NEVER_MS), self.hard_ms)
 
     def complete_from(self, facts: Record) -> None:
         """Take over what a tier knows; one that keeps its own books reports key and parent alone."""
-        if self.raw_bytes:
-            self.extend(facts.soft_ms)
-        else:
-            self.namespace, self.block_tokens, self.raw_bytes = (
-                facts.namespace,
-                facts.block_tokens,
-                facts.raw_bytes,
-            )
-            self.created_ms, self.soft_ms, self.hard_ms = facts.created_ms, facts.soft_ms, facts.hard_ms
+        self.extend(facts.soft_ms)
+        if not self.raw_bytes:
+            self.namespace, self.block_tokens = facts.namespace, facts.block_tokens
+            self.raw_bytes, self.created_ms, self.hard_ms = facts.raw_bytes, facts.created_ms, facts.hard_ms
 
     def copy(self) -> Record:
         """Return what is known of the block's bytes, for a transfer: in no tier, held by nobody."""
@@ -55,5 +53,7 @@ class Record:
 
     def extend(self, soft_ms: int) -> None:
         """Combine with another request's soft limit: the latest wins, never beats all."""
-        if self.soft_ms:
+        if self.soft_ms == UNKNOWN_MS:
+            self.soft_ms = soft_ms
+        elif self.soft_ms:
             self.soft_ms = max(self.soft_ms, soft_ms) if soft_ms else NEVER_MS

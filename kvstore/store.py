@@ -173,6 +173,10 @@ class TieredStore:
         """Note that the engine's pool now holds this block."""
         self._index.report(_DEVICE_BIT, key, parent)
 
+    def ended(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Return those of ``keys`` whose time is over; the engine's pool must not share them any more."""
+        return self._index.ended(keys, self._clock.wall_ms())
+
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
         self._index.unreport(_DEVICE_BIT, key)

@@ -58,6 +58,7 @@ class PrefixCache:
         ``False``, with nothing changed, when that would leave fewer than ``num_spare`` available.
         """
         keys = self._prefill_keys(sequence)
+        self.pool.discard(self.store.ended(keys))
         num_shareable = (len(sequence.tokens) - 1) // self._step
         shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [])
         num_missing = self.blocks_for(len(sequence.tokens)) - len(shared)

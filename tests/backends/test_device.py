@@ -163,6 +163,23 @@ def test_a_parent_published_after_its_child_is_held_by_it() -> None:
     pool.check()
 
 
+def test_blocks_are_discarded_by_key_but_for_those_in_use() -> None:
+    pool = Pool(4)
+    blocks = pool.published([b"a", b"b", b"c", b"d"])
+    pool.release(blocks)
+    assert pool.acquire(b"b") == blocks[1]
+
+    pool.discard([b"a", b"b", b"c", b"unknown"])
+
+    assert pool.index.keys() == {b"a", b"b", b"d"}, "a block in use keeps its parent"
+    pool.check()
+    pool.release([blocks[1]])
+    pool.discard([b"a"])
+    assert pool.index.keys() == {b"b", b"d"}
+    assert pool.num_available == 4
+    pool.check()
+
+
 def test_clear_forgets_everything_that_is_not_in_use() -> None:
     pool = Pool(4)
     pool.release(pool.published([b"a", b"b"]))
@@ -274,6 +291,10 @@ class PoolMachine(RuleBasedStateMachine):
             block = data.draw(st.sampled_from(held))
             (self.private if block in self.private else self.shared).remove(block)
             self.pool.release([block])
+
+    @rule(depth=st.integers(1, 4))
+    def discard(self, depth: int) -> None:
+        self.pool.discard([depth.to_bytes()])
 
     @rule()
     def clear(self) -> None:

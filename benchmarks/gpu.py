@@ -107,10 +107,7 @@ def generate(serving: Serving, prompt: Sequence[int], cache: CacheUse) -> Comple
 def keep_only_below(serving: Serving, tiers: Sequence[str]) -> None:
     """Empty the faster tiers, so that the next one down serves the hit."""
     for tier in tiers:
-        if tier == "device":
-            serving.engine.clear_pool()
-        else:
-            serving.store.clear(tier)
+        serving.clear(tier)
 
 
 def copy_rates(serving: Serving, rounds: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from tqdm import tqdm
+from rich.progress import track
 
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import Request, Sampling
@@ -65,7 +65,7 @@ def _soak(serving: Serving, num_requests: int) -> tuple[int, int, dict[str, int]
     at_start = _most_resident_bytes()
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
         requests = _requests(num_requests, serving.model_facts.vocab_size)
-        for answer in tqdm(threads.map(serving.engine.generate, requests), total=num_requests):
+        for answer in track(threads.map(serving.engine.generate, requests), total=num_requests):
             if answer.error is not None:
                 raise SystemExit(answer.error)
     return at_start, _most_resident_bytes(), dict(serving.engine.statistics().tokens_by_source)

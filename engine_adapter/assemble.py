@@ -24,7 +24,7 @@ from kvstore.clock import Clock
 from kvstore.errors import BackendError, ConfigError, ModelRefusedError, one_line
 from kvstore.registry import Kind, Registry
 from kvstore.store import DeviceTier, StoreConfig, TieredStore
-from kvstore.tier import TierConfig, TierSpec, WriteMode
+from kvstore.tier import DEVICE, TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
 from policies.builtin import register_builtin as register_policies
 
@@ -47,6 +47,16 @@ class Serving:
     tokenizer: PreTrainedTokenizerBase
     model_facts: LoadedModel
     degraded: Mapping[str, str]
+
+    def clear(self, tier: str) -> None:
+        """Drop all blocks of ``tier`` that nobody uses. Blocks for a step of the engine at most.
+
+        Raises ``ConfigError`` for a tier that is not there.
+        """
+        if tier == DEVICE:
+            self.engine.clear_pool()
+        else:
+            self.store.clear(tier)
 
     def close(self) -> None:
         """End all requests, write what is queued and close the tiers; bounded in time."""

@@ -10,7 +10,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SOURCES = ("prefixd.py", "kvstore", "backends", "policies", "engine_adapter", "api", "benchmarks")
-MAX_LINES = 320
+MAX_LINES = 300
 
 # Written in pieces, so that this file keeps the rules it checks.
 FOREIGN = {

@@ -1,6 +1,7 @@
 """What ``prefixd bench`` writes is scripted by others: every key is there, and holds a measurement."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,26 @@ def test_bench_tiers_reports_every_tier_against_the_plain_way(tmp_path: Path) ->
     assert set(report["lookup"]) == {"keys_per_s", "us_per_2048_tokens"}
     assert all(figure > 0 for part in report.values() for figure in part.values())
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_bench_engine_reports_a_model_with_a_small_vocabulary(model_folder: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    report = report_of(
+        tmp_path / "report.json", "engine", "--rounds", "1", "--model", str(model), "--host-bytes", "16MiB",
+        "--device-bytes", "8MiB", "--disk-bytes", "64MiB", "--disk-path", str(tmp_path / "blocks"),
+    )  # fmt: skip
+    assert set(report) == {
+        "compute_dtype", "kv_dtype", "prompt_tokens", "prefill_tok_s", "decode_tok_s", "decode_tok_s_at_2000",
+        "ttft_cold_s", "ttft_hit_s", "itl_p50_s", "itl_p99_s", "no_reuse_overhead",
+        "no_reuse_overhead_small_host", "tokens_equal",
+    }  # fmt: skip
+    assert report["tokens_equal"] is True
+    assert report["compute_dtype"] == report["kv_dtype"] == "float32"
+    assert report["prompt_tokens"] == 2000
+    assert set(report["decode_tok_s"]) == {"1", "8"}
+    assert set(report["ttft_hit_s"]) == {"device", "host", "disk"}
+    assert all(time_s > 0 for time_s in report["ttft_hit_s"].values())
+    assert set(report["no_reuse_overhead"]) == {"ttft", "itl_p99"}
+    assert not list((tmp_path / "blocks").iterdir())

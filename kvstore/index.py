@@ -150,13 +150,18 @@ class ResidencyIndex:
         """Enter a block found on a medium; ``False`` when the budget has no room for it."""
         ledger = self._ledger(bit)
         with self._lock:
-            if facts.key in ledger.held or facts.key in ledger.arriving or facts.key in ledger.leaving:
+            if ledger.knows(facts.key):
                 return True
             if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
                 return False
             ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s))
             self._entered(bit, facts)
             return True
+
+    def begin_rejection(self, bit: int, key: bytes) -> bool:
+        """Begin to remove a block found on a medium and not wanted; ``False``: the index knows it by now."""
+        with self._lock:
+            return self._ledger(bit).begin_rejection(key)
 
     def report(self, bit: int, key: bytes, parent: bytes) -> None:
         """Note that a tier that keeps its own books now holds this block."""

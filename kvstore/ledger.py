@@ -43,12 +43,16 @@ class Ledger:
         """All bytes that count against the budget."""
         return self.held_bytes + self.arriving_bytes + self.leaving_bytes
 
+    def knows(self, key: bytes) -> bool:
+        """Say whether ``key`` is here, on its way in or on its way out."""
+        return key in self.held or key in self.arriving or key in self.leaving
+
     def reserve(self, key: bytes, footprint_bytes: int, is_in_use: Callable[[bytes], bool]) -> Room | None:
         """Set bytes aside for ``key``, naming victims as needed: all the room, or ``None``.
 
         ``None`` also when ``key`` is here, on its way in or on its way out.
         """
-        if key in self.held or key in self.arriving or key in self.leaving:
+        if self.knows(key):
             return None
         victims = self._choose_victims(self.used_bytes + footprint_bytes - self.budget_bytes, is_in_use)
         if victims is None:
@@ -83,6 +87,13 @@ class Ledger:
         taken_bytes = self._take(key)
         self.leaving[key] = taken_bytes
         self.leaving_bytes += taken_bytes
+        return True
+
+    def begin_rejection(self, key: bytes) -> bool:
+        """Start to remove what the medium has and nobody knows; it was never counted."""
+        if self.knows(key):
+            return False
+        self.leaving[key] = 0
         return True
 
     def confirm_removal(self, key: bytes) -> None:

@@ -120,6 +120,11 @@ class Placement:
             self._delete(tier, key)
         return True
 
+    def reject(self, tier: Tier, key: bytes) -> None:
+        """Remove a block that was found on a medium and is not wanted, unless it was stored meanwhile."""
+        if self._index.begin_rejection(tier.bit, key):
+            self._delete(tier, key)
+
     def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
         """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
         num_tiers = sum(self.remove(tier, key) for tier in tiers)
@@ -133,14 +138,17 @@ class Placement:
                     tier.counters.add(Count.EXPIRATIONS)
 
     def put_manifest(self, namespace: Namespace) -> None:
-        """Keep a namespace's manifest in every tier that outlives us, written behind, once."""
+        """Keep a namespace's manifest in every tier that outlives us, written behind, once.
+
+        Where a queue is full, the next block of the namespace brings it along.
+        """
         if namespace.digest in self._described:
             return
-        self._described[namespace.digest] = None
+        queued = [tier.pool.write(partial(self._describe, tier, namespace)) for tier in self._below_memory]
+        if all(queued):
+            self._described[namespace.digest] = None
         while len(self._described) > _MAX_DESCRIBED:
             self._described.popitem(last=False)
-        for tier in self._below_memory:
-            tier.pool.write(partial(self._describe, tier, namespace))
 
     def close_tier(self, tier: Tier, ends_at_s: float) -> None:
         """Finish a tier's writes and close its backend; returns by ``ends_at_s`` (``time.monotonic``)."""

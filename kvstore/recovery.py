@@ -54,4 +54,4 @@ class Recovery:
             if room is not None:
                 self._index.settle(tier.bit, room, facts, now_s)
                 return
-        tier.delete(header.key)
+        self._placement.reject(tier, header.key)

@@ -87,8 +87,8 @@ class TransferPool:
         work = [("read", self._serve_reads)] * self._num_readers + [("write", self._serve_writes)]
         for what, serve in work:
             thread = Thread(target=serve, name=f"{self._name}-{what}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _serve_reads(self) -> None:
         while (job := self._next(self._reads)) is not None:

@@ -24,12 +24,19 @@ NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 
 @dataclass
 class DictBackend:
-    """A medium in a dictionary. ``fail`` is called with (operation, key) and may raise or block."""
+    """A medium in a dictionary.
+
+    ``fail`` is called with (operation, key) and may raise or block; ``found`` is the scan for more blocks.
+    """
 
     frames: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     manifests: dict[bytes, str] = field(default_factory=dict)
     fail: Callable[[str, bytes], None] = lambda _operation, _key: None
+    found: Callable[[Callable[[Header], None]], None] = lambda _found: None
     is_closed: bool = False
+
+    def discover(self, found: Callable[[Header], None], _stop: Callable[[], bool]) -> None:
+        self.found(found)
 
     def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
         self.fail("get", key)
@@ -106,8 +113,12 @@ class Rig:
         return next(entry.counts for entry in store.statistics().tiers if entry.name == tier)
 
     def key(self, number: int) -> bytes:
-        """Return the key of the block that stands for ``number``."""
-        return number.to_bytes(16, "big")
+        """Return the key of the block that stands for ``number``; an audit samples all such keys or none."""
+        return b"\x80" + number.to_bytes(15, "big")
+
+    def number(self, key: bytes) -> int:
+        """Return the number whose block has this key."""
+        return int.from_bytes(key[1:], "big")
 
     def payload(self, number: int) -> memoryview:
         """Return the bytes of the block that stands for ``number``."""

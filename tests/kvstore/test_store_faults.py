@@ -131,6 +131,7 @@ def test_a_flipped_byte_in_our_own_memory_is_found_where_the_audit_looks(rig: Ri
     view[100] ^= 1
     assert not rig.get(store, 1)
     assert rig.counts(store, "host")["corrupt"] == 1
+    assert rig.tiers(store, 1) == [None], "what is bad has gone"
 
 
 def test_a_bad_block_computed_again_while_its_lease_is_out_is_good(rig: Rig) -> None:
@@ -223,6 +224,7 @@ def test_any_exception_of_a_plugin_is_a_fault_like_another(rig: Rig) -> None:
     rig.put(store, 1)
     assert rig.counts(store, "disk")["write_faults"] == 1
     assert rig.tiers(store, 1) == ["host"]
+    assert store.statistics().tiers[2].used_bytes == 0, "the room set aside for it is given back"
 
 
 def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig: Rig) -> None:
@@ -378,6 +380,13 @@ def test_case_18_close_returns_in_time_when_deletions_hang_as_well(rig: Rig) -> 
     wait_until(lambda: store.num_holds == 0)
 
 
+def test_close_waits_for_a_medium_that_takes_a_while_to_close(rig: Rig) -> None:
+    store = rig.open()
+    rig.medium.fail = lambda operation, _key: time.sleep(0.1) if operation == "close" else None
+    store.close(5.0)
+    assert rig.medium.is_closed
+
+
 def test_case_18_a_load_that_answers_after_the_close_reports(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     may_answer = threading.Event()
@@ -402,7 +411,7 @@ def test_a_block_committed_after_the_close_is_given_back(rig: Rig) -> None:
     assert reservation is not None
     store.close()
     reservation.commit()
-    assert store.statistics().staging_bytes == 0
+    assert store.statistics().staging_bytes == store.statistics().tiers[1].used_bytes == 0
 
 
 def test_a_full_write_queue_drops_the_write_and_counts_it(rig: Rig) -> None:

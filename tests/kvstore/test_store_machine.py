@@ -65,7 +65,7 @@ class Life:
     def let_go(self) -> None:
         if self.blocks:
             key, block = self.blocks.pop(self.rng.randrange(len(self.blocks)))
-            assert block.data == self.rig.payload(int.from_bytes(key, "big")), "lent bytes never change"
+            assert block.data == self.rig.payload(self.rig.number(key)), "lent bytes never change"
             block.release()
 
     def release(self) -> None:

@@ -32,7 +32,7 @@ def serving_config(settings: Settings) -> ServingConfig:
 
 
 def _tiers(settings: Settings) -> tuple[TierSetup, ...]:
-    host = TierSetup("host", settings.host_bytes, settings.host_eviction, settings.host_write)
+    host = TierSetup("host", settings.host_bytes, settings.host_eviction, "through")
     disk = TierSetup(
         "disk", settings.disk_bytes, settings.disk_eviction, settings.disk_write,
         settings.disk_path,

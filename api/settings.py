@@ -139,12 +139,6 @@ class Settings(BaseModel):
     host_bytes: Bytes = _field(
         "Host tier", 2 * 2**30, "Memory of the machine for blocks; 0 for no host tier."
     )
-    host_write: WriteMode = _field(
-        "Host tier",
-        "through",
-        "When a block is written: through at once, back when the tier above evicts it, second-use when it is "
-        "wanted for the first time.",
-    )
     host_eviction: Name = _field("Host tier", "lru", "Which blocks go first when it is full, by plugin name.")
 
     disk_bytes: Bytes = _field("Disk tier", 8 * 2**30, "Disk space for blocks; 0 for no disk tier.")
@@ -154,7 +148,12 @@ class Settings(BaseModel):
         "Folder of the blocks; one server at a time uses it.",
         shown="~/.cache/prefixd/blocks, or under $XDG_CACHE_HOME",
     )
-    disk_write: WriteMode = _field("Disk tier", "through", "When a block is written; see host_write.")
+    disk_write: WriteMode = _field(
+        "Disk tier",
+        "through",
+        "When a block is written: through at once, back when the host tier evicts it, second-use when it is "
+        "wanted for the first time; without a host tier through alone.",
+    )
     disk_eviction: Name = _field("Disk tier", "lru", "Which blocks go first when it is full, by plugin name.")
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TierSetup:
-    """One tier below the device. ``write_mode`` is ``through``, ``back`` or ``second-use``.
+    """One tier below the device. ``write_mode`` is ``through``, ``back`` or ``second-use``: a ``WriteMode``.
 
     ``eviction`` is the name of a policy, ``path`` the folder of a disk tier.
     """

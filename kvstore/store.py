@@ -22,7 +22,7 @@ from kvstore.retrieval import Retrieval
 from kvstore.seams import Lending
 from kvstore.statistics import Health, State, StoreStatistics, TierHealth, TierStatistics
 from kvstore.storing import Reservation, Storing
-from kvstore.tier import DEVICE, MemoryTier, TierSpec, make_tier
+from kvstore.tier import DEVICE, MemoryTier, TierSpec, WriteMode, make_tier
 
 _DEVICE_BIT = 0
 
@@ -279,3 +279,9 @@ def _refuse_odd_tiers(tiers: Sequence[TierSpec]) -> None:
         raise ConfigError("tiers", f"names must differ: {', '.join(names)}")
     if any(isinstance(spec.backend, Lending) for spec in tiers[1:]):
         raise ConfigError("tiers", "a tier in our own memory must be the first")
+    is_below_memory = False
+    for spec in tiers:
+        if spec.config.write_mode is not WriteMode.THROUGH and not is_below_memory:
+            reason = "must be through for a tier that is not below one in our own memory"
+            raise ConfigError(f"{spec.config.name}_write", reason)
+        is_below_memory = is_below_memory or isinstance(spec.backend, Lending)

@@ -24,12 +24,12 @@ DEVICE = "device"
 
 
 class WriteMode(Enum):
-    """When a block stored above reaches this tier."""
+    """When a block reaches this tier; all but ``THROUGH`` are for tiers below one in our own memory."""
 
     THROUGH = "through"
     """As soon as it is stored."""
     BACK = "back"
-    """When the tier above evicts it."""
+    """When memory evicts it."""
     SECOND_USE = "second-use"
     """When it is hit for the first time."""
 

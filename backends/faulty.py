@@ -11,13 +11,13 @@ A script says which call of which operation goes wrong, and how::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 
-from kvstore.frame import Header
-from kvstore.seams import Backend, BackendStats
+from backends.wrapper import Wrapper
+from kvstore.seams import Backend
 
 
 class Operation(Enum):
@@ -140,14 +140,14 @@ def damaged_put(offset: int) -> Action:
     return action
 
 
-class Faulty:
+class Faulty(Wrapper):
     """``backend``, except where ``script`` has a fault; the first that matches a call is played.
 
     ``num_calls`` tells how often each operation was called.
     """
 
     def __init__(self, backend: Backend, script: Sequence[Fault] = ()) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._script = tuple(script)
         self._lock = Lock()
         self.num_calls: Counter[Operation] = Counter()
@@ -160,21 +160,6 @@ class Faulty:
 
     def delete(self, key: bytes) -> None:
         self._play(Call(self._backend, Operation.DELETE, key, memoryview(b""), memoryview(b"")))
-
-    def footprint(self, payload_bytes: int) -> int:
-        return self._backend.footprint(payload_bytes)
-
-    def recover(self) -> Iterable[Header]:
-        return self._backend.recover()
-
-    def put_manifest(self, namespace: bytes, manifest: str) -> None:
-        self._backend.put_manifest(namespace, manifest)
-
-    def stats(self) -> BackendStats:
-        return self._backend.stats()
-
-    def close(self) -> None:
-        self._backend.close()
 
     def _play(self, call: Call) -> bool:
         with self._lock:

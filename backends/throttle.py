@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from threading import Lock
 
+from backends.wrapper import Wrapper
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
-from kvstore.frame import HEADER_BYTES, Header
+from kvstore.frame import HEADER_BYTES
 from kvstore.seams import Backend, BackendStats
 
 
-class Throttled:
+class Throttled(Wrapper):
     """``backend`` behind one line of ``bytes_per_s`` that all frames share, in and out.
 
     ::
@@ -34,7 +35,7 @@ class Throttled:
     ) -> None:
         if bytes_per_s <= 0 or latency_s < 0:
             raise ConfigError("throttle", f"{bytes_per_s} bytes/s with {latency_s} s is no line")
-        self._backend = backend
+        super().__init__(backend)
         self._bytes_per_s = bytes_per_s
         self._latency_s = latency_s
         self._now_s = (clock or Clock()).monotonic_s
@@ -54,28 +55,13 @@ class Throttled:
         self._wait_until(self._transferred_s(self._now_s(), len(payload)))
         self._backend.put(key, header, payload)
 
-    def delete(self, key: bytes) -> None:
-        self._backend.delete(key)
-
-    def footprint(self, payload_bytes: int) -> int:
-        return self._backend.footprint(payload_bytes)
-
-    def recover(self) -> Iterable[Header]:
-        return self._backend.recover()
-
-    def put_manifest(self, namespace: bytes, manifest: str) -> None:
-        self._backend.put_manifest(namespace, manifest)
-
     def stats(self) -> BackendStats:
-        inner = self._backend.stats()
+        inner = super().stats()
         line = {
             "throttle_bytes_per_s": f"{self._bytes_per_s:.0f}",
             "throttle_latency_s": f"{self._latency_s}",
         }
         return BackendStats(inner.occupied_bytes, inner.facts | line)
-
-    def close(self) -> None:
-        self._backend.close()
 
     def _transferred_s(self, asked_s: float, payload_bytes: int) -> float:
         """Take the line for one frame and return when its last byte arrives."""

@@ -1,0 +1,36 @@
+"""What the wrappers for tests and what-if have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstore.frame import Header
+from kvstore.seams import Backend, BackendStats
+
+
+class Wrapper:
+    """``backend`` for all that a wrapper leaves as it is.
+
+    What a backend can do beyond ``Backend`` is hidden: a wrapped one neither lends nor discovers.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def delete(self, key: bytes) -> None:
+        self._backend.delete(key)
+
+    def footprint(self, payload_bytes: int) -> int:
+        return self._backend.footprint(payload_bytes)
+
+    def recover(self) -> Iterable[Header]:
+        return self._backend.recover()
+
+    def put_manifest(self, namespace: bytes, manifest: str) -> None:
+        self._backend.put_manifest(namespace, manifest)
+
+    def stats(self) -> BackendStats:
+        return self._backend.stats()
+
+    def close(self) -> None:
+        self._backend.close()

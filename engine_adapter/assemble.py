@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
@@ -16,12 +16,12 @@ from backends.pagelock import cuda_page_locker
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.engine import Engine
-from engine_adapter.engine.models import LoadedModel, load_model
+from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
-from kvstore.errors import BackendError, ConfigError, ModelRefusedError, one_line
+from kvstore.errors import BackendError, ConfigError
 from kvstore.registry import Kind, Registry
 from kvstore.store import DeviceTier, StoreConfig, TieredStore
 from kvstore.tier import DEVICE, TierConfig, TierSpec, WriteMode
@@ -73,7 +73,6 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     clock = clock or Clock()
     registry = registry or builtin_registry()
     reload_policy = registry.get(Kind.RELOAD, config.reload_policy)()
-    tokenizer = _read_tokenizer(config.model)
     model = load_model(
         config.model,
         block_tokens=config.block_tokens,
@@ -82,6 +81,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         kv_dtype=config.kv_dtype,
         digests=config.weight_digests,
     )
+    tokenizer = read_tokenizer(config.model)
     pool_bytes = _pool_bytes(config, model)
     store, degraded = _make_store(config, model, pool_bytes, registry, clock)
     pool = DevicePool(
@@ -145,12 +145,21 @@ def _tier_spec(setup: TierSetup, registry: Registry, arena: Arena) -> TierSpec:
 
 
 def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
-    """Return the device pool's budget. Raises ``ConfigError`` when it holds not even two blocks."""
-    pool_bytes = config.device_bytes
-    if pool_bytes is None and model.device.type == "cuda":
-        pool_bytes = int(torch.cuda.mem_get_info(model.device)[0] * _SHARE_OF_FREE_DEVICE_MEMORY)
-    elif pool_bytes is None:
-        pool_bytes = _DEFAULT_CPU_POOL_BYTES
+    """Return the device pool's budget.
+
+    Raises ``ConfigError`` when it holds not even two blocks, or the memory cannot hold it.
+    """
+    if model.device.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(model.device)[0]
+        default_bytes = int(free_bytes * _SHARE_OF_FREE_DEVICE_MEMORY)
+    else:
+        host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == _HOST)
+        free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - host_bytes
+        default_bytes = _DEFAULT_CPU_POOL_BYTES
+    pool_bytes = default_bytes if config.device_bytes is None else config.device_bytes
+    if pool_bytes > free_bytes:
+        reason = f"{pool_bytes} is more than the {free_bytes} bytes of memory that are left; choose less"
+        raise ConfigError("device_bytes", reason)
     least = 2 * model.kv_shape.block_bytes
     if pool_bytes < least:
         raise ConfigError(
@@ -163,11 +172,3 @@ def _device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelRefusedError(str(folder), f"its tokenizer cannot be read: {one_line(error)}") from error
-    return tokenizer

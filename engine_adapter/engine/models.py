@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from backends.device import KVShape
@@ -113,6 +118,17 @@ def load_model(
     )
 
 
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model folder. Raises ``ModelRefusedError``."""
+    try:
+        with _quietly():
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # A file of any content meets foreign code: it may raise anything.
+        reason = f"its tokenizer is missing or broken: {one_line(error)}"
+        raise ModelRefusedError(str(folder), reason) from error
+    return tokenizer
+
+
 def kv_config(config: Config) -> str:
     """Return what of a configuration shapes keys and values, as canonical JSON."""
     return canonical_json({name: value for name, value in config.items() if name not in _NOT_IN_NAMESPACE})
@@ -131,7 +147,7 @@ def digest_in_memory(model: torch.nn.Module) -> str:
 def _read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError, AttributeError) as error:
+    except Exception as error:  # A file of any content meets foreign code: it may raise anything.
         raise ModelRefusedError(str(folder), f"config.json is not understood: {one_line(error)}") from error
     return config
 
@@ -148,13 +164,18 @@ def _read_weights(
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             use_safetensors=True,
+            # Told below with the tensor's name; transformers only logs it.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except (SafetensorError, ValueError, RuntimeError, OSError) as error:
+    except Exception as error:  # Likewise.
         raise ModelRefusedError(str(folder), f"its weights cannot be read: {one_line(error)}") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise ModelRefusedError(str(folder), f"its weights lack {len(missing)} tensors, {missing[0]} for one")
+    for name, found, wanted in sorted(report["mismatched_keys"]):
+        shapes = f"{name} is {list(found)}, not {list(wanted)}"
+        raise ModelRefusedError(str(folder), f"its weights are not those of config.json: {shapes}")
     return cast("PreTrainedModel", model.to(device).eval())
 
 

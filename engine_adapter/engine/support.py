@@ -34,9 +34,21 @@ _RECURRENT_FIELDS = (
 )  # fmt: skip
 
 
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+
+
 def refusal(config: Config) -> str | None:
     """Return why a model with this configuration cannot be served, or ``None`` if it can."""
     return next((reason for rule in _RULES if (reason := rule(config))), None)
+
+
+def _impossible_size(config: Config) -> str | None:
+    sizes = {name: config[name] for name in _SIZES if config.get(name) is not None}
+    wrong = next((name for name, size in sizes.items() if not isinstance(size, int) or size < 1), None)
+    return f"{wrong} is {sizes[wrong]!r} and must be 1 or more" if wrong else None
 
 
 def _encoder_decoder(config: Config) -> str | None:
@@ -143,4 +155,5 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _rope,
     _quantized,
     _unknown_architecture,
+    _impossible_size,
 )

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import CacheUse, Completion
 from engine_adapter.serving_config import ServingConfig, TierSetup
+from kvstore.errors import ConfigError, ModelRefusedError
 from kvstore.namespace import Namespace
 from tests.engine_adapter.rig import greedy, prompt_of
 
@@ -247,3 +248,19 @@ def test_a_second_server_on_the_same_folder_works_without_the_disk_and_says_so(
         assert list(second.degraded) == ["disk"]
         assert second.degraded["disk"].startswith("runs without this tier: ")
         assert answer(second).token_ids == answer(first).token_ids
+
+
+def test_a_model_that_is_not_there_is_named_before_its_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="none: there is no such folder"):
+        assemble(config_of(tmp_path, model=tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("device_bytes", "reason"),
+    [(1, "1 holds less than two blocks"), (1 << 50, f"{1 << 50} is more than the ")],
+)
+def test_a_device_budget_out_of_reason_is_named(
+    tmp_path: Path, model_folder: Path, device_bytes: int, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"device_bytes: {reason}"):
+        assemble(config_of(tmp_path, device_bytes=device_bytes))

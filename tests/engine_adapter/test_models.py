@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine_adapter.engine.models import kv_config, load_model
+from engine_adapter.engine.models import kv_config, load_model, read_tokenizer
 from kvstore.errors import ConfigError, ModelRefusedError
 
 WEIGHTS = "model.safetensors"
@@ -188,7 +188,21 @@ def shard_elsewhere(folder: Path) -> None:
             lambda folder: (folder / WEIGHTS).write_bytes(b"\x08" + bytes(7) + b"not json" + bytes(64)),
             "is no safe",
         ),
-        (lambda folder: edit_config(folder, hidden_size=64), "its weights cannot be read"),
+        (
+            lambda folder: edit_config(folder, hidden_size=64),
+            "lm_head.weight is [64, 32], not [64, 64]",
+        ),
+        (
+            lambda folder: edit_config(folder, num_hidden_layers=-1),
+            "num_hidden_layers is -1 and must be 1",
+        ),
+        (
+            lambda folder: edit_config(folder, max_position_embeddings=0),
+            "embeddings is 0 and must be 1",
+        ),
+        (lambda folder: edit_config(folder, num_attention_heads=0), "config.json is not understood"),
+        (lambda folder: edit_config(folder, pad_token_id=10**6), "its weights cannot be read: Padding_idx"),
+        (lambda folder: edit_config(folder, hidden_act="zzz"), "its weights cannot be read: 'zzz'"),
         (drop_tensor, "its weights lack 1 tensors, model.layers.1.mlp.up_proj.weight"),
         (shard_elsewhere, "model-00001-of-00002.safetensors is missing"),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "it is a LoRA adapter"),
@@ -202,4 +216,15 @@ def test_a_folder_that_cannot_be_served_is_refused_in_one_line(
         load_model(folder)
     assert str(refused.value).startswith(str(folder))
     assert reason in refused.value.reason
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", "5", '{"model": {"type": "BPE"}}'])
+def test_a_tokenizer_that_is_missing_or_broken_is_refused_in_one_line(
+    folder: Path, content: str | None
+) -> None:
+    if content is not None:
+        (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelRefusedError, match="its tokenizer is missing or broken: ") as refused:
+        read_tokenizer(folder)
     assert "\n" not in str(refused.value)

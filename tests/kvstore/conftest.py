@@ -89,6 +89,7 @@ class Rig:
         disk_blocks: int = 32,
         write_mode: WriteMode = WriteMode.THROUGH,
         config: StoreConfig | None = None,
+        max_queued_reads: int = 4096,
         max_queued_writes: int = 256,
     ) -> TieredStore:
         """Return a store with the tiers ``host`` and ``disk``; a tier of 0 blocks is left out."""
@@ -100,7 +101,12 @@ class Rig:
         if disk_blocks:
             disk_bytes = disk_blocks * self.medium.footprint(BLOCK_BYTES)
             disk = TierConfig(
-                "disk", disk_bytes, write_mode, num_readers=2, max_queued_writes=max_queued_writes
+                "disk",
+                disk_bytes,
+                write_mode,
+                num_readers=2,
+                max_queued_reads=max_queued_reads,
+                max_queued_writes=max_queued_writes,
             )
             specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), whole_blocks_that_fit))
         clock = Clock(lambda: self.now_s, lambda: round(self.now_s * 1000))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
@@ -8,6 +10,7 @@ from kvstore.statistics import State
 from kvstore.store import StoreConfig
 from kvstore.tier import TierConfig, WriteMode
 from tests.kvstore.conftest import Rig
+from tests.kvstore.test_store_faults import waiting
 
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 
@@ -55,7 +58,8 @@ def test_an_aborted_reservation_leaves_nothing_behind(rig: Rig) -> None:
     assert reservation is not None
     reservation.abort()
     assert rig.tiers(store, 1) == [None]
-    assert store.statistics().tiers[1].used_bytes == 0
+    statistics = store.statistics()
+    assert (statistics.tiers[1].used_bytes, statistics.staging_bytes) == (0, 0)
     assert rig.put(store, 1) == 1
 
 
@@ -242,6 +246,42 @@ def test_a_salted_namespace_leaves_its_manifest_with_its_first_block(rig: Rig) -
     store.put(salted, rig.key(1), b"", rig.payload(1))
     store.flush(5.0)
     assert Namespace.from_manifest(rig.medium.manifests[salted.digest]) == salted
+
+
+def test_a_manifest_for_which_there_was_no_room_in_the_queue_comes_with_a_later_block(rig: Rig) -> None:
+    store = rig.open(max_queued_writes=1)
+    may_write = threading.Event()
+    rig.medium.fail = waiting("put", may_write)
+    rig.put(store, 1, 2, 3, flush=False)
+    salted = NAMESPACE.with_salt("tenant")
+    store.put(salted, rig.key(4), b"", rig.payload(4))
+    may_write.set()
+    assert store.flush(5.0)
+    assert salted.digest not in rig.medium.manifests
+    store.put(salted, rig.key(5), rig.key(4), rig.payload(5))
+    assert store.flush(5.0)
+    assert salted.digest in rig.medium.manifests
+
+
+def test_a_block_that_was_hit_outlives_one_that_was_not(rig: Rig) -> None:
+    store = rig.open(host_blocks=2, disk_blocks=0)
+    rig.put(store, 1)
+    rig.put(store, 2)
+    store.lookup([rig.key(1)]).release()
+    rig.put(store, 3)
+    assert rig.tiers(store, 1, 2, 3) == ["host", None, "host"]
+
+
+def test_a_block_on_the_device_alone_is_no_block_to_load(rig: Rig) -> None:
+    store = rig.open()
+    store.device_added(rig.key(1), b"")
+    hit = store.lookup([rig.key(1)])
+    assert hit.tiers == ("device",)
+    ticket = store.load(hit, 0, rig.now_s + 1)
+    assert ticket.done()
+    assert ticket.take() is None
+    hit.release()
+    assert rig.counts(store, "disk")["missing"] == 0
 
 
 def test_clear_empties_every_tier_but_for_what_is_in_use(rig: Rig) -> None:

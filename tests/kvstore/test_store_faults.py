@@ -179,6 +179,22 @@ def test_a_block_stored_again_while_its_older_copy_is_written_back_keeps_its_own
     assert (rig.counts(store, "host")["corrupt"], rig.counts(store, "disk")["corrupt"]) == (0, 0)
 
 
+def test_a_bad_block_in_our_own_memory_is_dropped_by_the_load_that_finds_it(rig: Rig) -> None:
+    store = rig.open(disk_blocks=0, config=StoreConfig(audit_share=1.0))
+    rig.put(store, 1)
+    hit = store.lookup([rig.key(1)])
+    block = store.load(hit, 0, rig.now_s + 5).take()
+    assert block is not None
+    block.data[7] ^= 1
+    block.release()
+    assert store.load(hit, 0, rig.now_s + 5).take() is None
+    assert store.load(hit, 0, rig.now_s + 5).take() is None
+    assert rig.counts(store, "host")["corrupt"] == 1, "one failed load, then it is gone"
+    hit.release()
+    assert rig.put(store, 1) == 1
+    assert rig.get(store, 1)
+
+
 def test_what_the_audit_drops_stays_whole_for_those_who_have_it(rig: Rig) -> None:
     store = rig.open(host_blocks=1, disk_blocks=0, config=StoreConfig(audit_share=1.0))
     rig.put(store, 1)
@@ -233,6 +249,7 @@ def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig: Rig) -> No
     for _ in range(3):
         assert not rig.get(store, 1)
     assert rig.tiers(store, 1) == [None], "lookups no longer count on the tier"
+    assert (rig.counts(store, "disk")["read_faults"], rig.counts(store, "disk")["breaker_openings"]) == (3, 1)
     health = store.health()
     assert health.state is State.DEGRADED
     assert health.tiers["disk"].reason == "reads paused: disk: get failed: input/output error"
@@ -316,6 +333,43 @@ def test_a_load_that_is_cancelled_in_time_is_no_fault(rig: Rig) -> None:
     may_answer.set()
     wait_until(lambda: store.num_holds == 0)
     assert rig.counts(store, "disk")["late_loads"] == 0
+
+
+def test_a_full_read_queue_refuses_a_load_at_once_and_what_nobody_wants_is_not_read(rig: Rig) -> None:
+    rig.put(rig.open(), 1, 2, 3, 4)
+    rig.stores[0].close()
+    store = rig.open(max_queued_reads=1)
+    may_answer = threading.Event()
+    reads: list[bytes] = []
+
+    def slow_get(operation: str, key: bytes) -> None:
+        if operation == "get":
+            reads.append(key)
+            may_answer.wait(10.0)
+
+    rig.medium.fail = slow_get
+    hit = store.lookup([rig.key(number) for number in (1, 2, 3, 4)])
+    tickets = []
+    for index in range(2):
+        tickets.append(store.load(hit, index, rig.now_s + 5))
+        wait_until(lambda: len(reads) == len(tickets))
+    queued, refused = (store.load(hit, index, rig.now_s + 5) for index in (2, 3))
+
+    assert refused.done()
+    assert refused.take() is None
+    assert not queued.done()
+    assert rig.counts(store, "disk")["refused_loads"] == 1
+    queued.abandon()
+    may_answer.set()
+    for ticket in tickets:
+        assert ticket.wait(5.0)
+        block = ticket.take()
+        assert block is not None
+        block.release()
+    hit.release()
+    wait_until(lambda: store.num_holds == 0)
+    assert reads == [rig.key(1), rig.key(2)]
+    assert rig.counts(store, "disk")["refused_loads"] == 2
 
 
 def test_one_block_wanted_by_many_is_read_once(rig: Rig) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +29,24 @@ def run_stages(stages: Mapping[str, Stage]) -> dict[str, Any]:
             report[name] = stage()
             progress.advance(task)
     return report
+
+
+def check_report_file(json_file: Path | None) -> None:
+    """Raise ``ConfigError``, before anything is measured, when the report could not be written there."""
+    if json_file and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
+        raise ConfigError("json", f"{json_file} cannot be written; name a file in a folder that can")
+
+
+@contextmanager
+def folder_below(parent: Path, setting: str) -> Iterator[Path]:
+    """Make a folder to measure a disk in, and remove it. Raises ``ConfigError`` when that cannot be done."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = TemporaryDirectory(dir=parent, prefix="bench-")
+    except OSError as error:
+        raise ConfigError(setting, f"{parent} cannot be used: {error.strerror}") from error
+    with folder as name:
+        yield Path(name)
 
 
 def write_report(report: Mapping[str, Any], json_file: Path | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ _MEASURED_BYTES = 96 << 20
 
 @dataclass(frozen=True)
 class TiersBench:
-    """What is measured: blocks of ``block_bytes``, medians over ``rounds``, files below ``folder``."""
+    """What is measured: blocks of ``block_bytes``, medians over ``rounds``, files in ``folder``."""
 
     block_bytes: int
     rounds: int
@@ -99,29 +98,28 @@ def _bench_host(bench: TiersBench) -> dict[str, float]:
 def _bench_disk(bench: TiersBench) -> dict[str, float]:
     """Measure verified loads and writes behind the store against bare files and as many threads."""
     blocks = _Blocks.of(bench.num_blocks, bench.block_bytes)
-    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
-        bare = BareFiles(Path(folder) / "bare", bench.num_blocks, blocks.payload, _READERS)
-        with closing(bare), _disk_store(bench, Path(folder) / "store") as store:
-            held: list[list[bytes]] = [blocks.keys]
+    bare = BareFiles(bench.folder / "bare", bench.num_blocks, blocks.payload, _READERS)
+    with closing(bare), _disk_store(bench, bench.folder / "store") as store:
+        held: list[list[bytes]] = [blocks.keys]
 
-            def put_fresh() -> None:
-                store.clear()
-                store.flush(60.0)
-                held[0] = _fresh_keys(bench.num_blocks)
-                times_put.append(seconds(lambda: _put_all_behind(store, held[0], blocks.payload)))
+        def put_fresh() -> None:
+            store.clear()
+            store.flush(60.0)
+            held[0] = _fresh_keys(bench.num_blocks)
+            times_put.append(seconds(lambda: _put_all_behind(store, held[0], blocks.payload)))
 
-            times_put: list[float] = []
-            bare.write_all()
-            put_fresh()
-            times = medians(
-                {
-                    "plain_put": bare.write_all,
-                    "put": put_fresh,
-                    "plain_get": bare.read_all,
-                    "get": lambda: _load_all(store, held[0]),
-                },
-                bench.rounds,
-            )
+        times_put: list[float] = []
+        bare.write_all()
+        put_fresh()
+        times = medians(
+            {
+                "plain_put": bare.write_all,
+                "put": put_fresh,
+                "plain_get": bare.read_all,
+                "get": lambda: _load_all(store, held[0]),
+            },
+            bench.rounds,
+        )
     # Every load from a disk is verified.
     return _report(bench, {**times, "put": median(times_put[2:]), "verified_get": times["get"]})
 

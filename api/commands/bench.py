@@ -30,7 +30,7 @@ def bench_tiers(
 
         prefixd bench tiers --block-bytes 64KiB --folder /mnt/fast
     """
-    from api.bench.report import run_stages, write_report
+    from api.bench.report import check_report_file, folder_below, run_stages, write_report
     from api.bench.tiers import TiersBench
     from api.quantities import parse_bytes
     from backends.disk_frames import PAGE_BYTES
@@ -42,8 +42,10 @@ def bench_tiers(
         raise ConfigError("block_bytes", str(error)) from error
     if not PAGE_BYTES <= size <= 1 << 30:
         raise ConfigError("block_bytes", f"{block_bytes} is not between 4KiB and 1GiB")
-    bench_run = TiersBench(size, rounds, folder or Path.cwd())
-    write_report(run_stages(bench_run.stages()), json_file)
+    check_report_file(json_file)
+    with folder_below(folder or Path.cwd(), "folder") as own_folder:
+        figures = run_stages(TiersBench(size, rounds, own_folder).stages())
+    write_report(figures, json_file)
 
 
 @bench.command("engine")
@@ -62,15 +64,15 @@ def bench_engine(
 
         prefixd bench engine --model ~/models/SmolLM2-135M-Instruct --json engine.json
     """
-    from tempfile import TemporaryDirectory
-
     from api.bench.engine import EngineBench
-    from api.bench.report import run_stages, write_report
+    from api.bench.report import check_report_file, folder_below, run_stages, write_report
     from api.serving_config import serving_config
+    from api.settings_sources import check_budgets
 
-    settings.disk_path.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=settings.disk_path, prefix="bench-") as folder:
-        own = settings.model_copy(update={"disk_path": Path(folder)})
+    check_budgets(settings)
+    check_report_file(json_file)
+    with folder_below(settings.disk_path, "disk_path") as folder:
+        own = settings.model_copy(update={"disk_path": folder})
         figures = run_stages(EngineBench(serving_config(own), rounds).stages())
     report = {key: value for part in figures.values() for key, value in part.items()}
     write_report(report, json_file)

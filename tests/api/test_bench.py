@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from api.cli import build_cli
@@ -52,3 +53,28 @@ def test_bench_engine_reports_a_model_with_a_small_vocabulary(model_folder: Path
     assert all(time_s > 0 for time_s in report["ttft_hit_s"].values())
     assert set(report["no_reuse_overhead"]) == {"ttft", "itl_p99"}
     assert not list((tmp_path / "blocks").iterdir())
+
+
+@pytest.mark.parametrize("command", [("tiers",), ("engine", "--model", "none")])
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    for file in (tmp_path, tmp_path / "none" / "report.json"):
+        result = CliRunner().invoke(build_cli(), ["bench", *command, "--json", str(file)])
+        assert result.exit_code == 2
+        assert result.stderr == f"prefixd: json: {file} cannot be written; name a file in a folder that can\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [(("tiers",), "folder"), (("engine", "--model", "none"), "disk-path")]
+)
+def test_a_folder_that_cannot_be_used_is_one_line(
+    tmp_path: Path, command: tuple[str, ...], flag: str
+) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(build_cli(), ["bench", *command, f"--{flag}", str(tmp_path / "file")])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        f"prefixd: {flag.replace('-', '_')}: {tmp_path / 'file'} cannot be used: "
+    )
+    assert result.stderr.count("\n") == 1

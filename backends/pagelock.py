@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-from kvstore.arena import LockPages, Unlock
+from kvstore.arena import LockPages
+from kvstore.slab import Unlock
 
 Register = Callable[[int, int], int]
 Unregister = Callable[[int], int]

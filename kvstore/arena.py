@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Lock
 
 from kvstore.errors import ConfigError, InvariantError
+from kvstore.slab import Slab, Unlock, nothing_to_undo
 
 PAGE_BYTES = mmap.PAGESIZE
 DEFAULT_SLAB_BYTES = 32 * 1024 * 1024
 
-Unlock = Callable[[], None]
 LockPages = Callable[[memoryview], Unlock]
 
 _NO_BYTES = memoryview(b"")
@@ -44,9 +43,9 @@ class Slot:
 
     __slots__ = ("arena", "offset", "slab", "stride_bytes", "view")
 
-    def __init__(self, arena: Arena, slab: _Slab, offset: int, nbytes: int) -> None:
+    def __init__(self, arena: Arena, slab: Slab, offset: int, nbytes: int) -> None:
         self.arena = arena
-        self.slab: _Slab | None = slab  # None: freed
+        self.slab: Slab | None = slab  # None: freed
         self.offset = offset
         self.stride_bytes = slab.stride_bytes
         self.view = slab.memory[offset : offset + nbytes]
@@ -74,10 +73,10 @@ class Arena:
         self.budget_bytes = budget_bytes
         self._slab_bytes = slab_bytes
         self._lock_pages = lock_pages or _leave_pageable
-        self._slabs: set[_Slab] = set()
-        self._open: dict[int, dict[_Slab, None]] = {}  # by stride: slabs with a free slot, in order of use
-        self._empty: dict[int, _Slab] = {}  # by stride: the one empty slab that is kept
-        self._leaving: list[_Slab] = []  # empty, still mapped and charged, about to be given back
+        self._slabs: set[Slab] = set()
+        self._open: dict[int, dict[Slab, None]] = {}  # by stride: slabs with a free slot, in order of use
+        self._empty: dict[int, Slab] = {}  # by stride: the one empty slab that is kept
+        self._leaving: list[Slab] = []  # empty, still mapped and charged, about to be given back
         self._used_bytes = 0
         self._mapped_bytes = 0
         self._closed = False
@@ -185,9 +184,9 @@ class Arena:
                 return min(fitting, wanted)
         return 0
 
-    def _map(self, stride: int, num_slots: int) -> _Slab | None:
+    def _map(self, stride: int, num_slots: int) -> Slab | None:
         try:
-            slab = _Slab(stride, num_slots)
+            slab = Slab(stride, num_slots)
         except (OSError, OverflowError):  # the machine has less memory than the budget says
             return None
         slab.unlock = self._lock_pages(slab.memory)
@@ -210,11 +209,11 @@ class Arena:
             self._mapped_bytes -= nbytes
         return True
 
-    def _forget(self, slab: _Slab) -> None:
+    def _forget(self, slab: Slab) -> None:
         self._slabs.remove(slab)
         del self._open[slab.stride_bytes][slab]
 
-    def _put_back(self, slab: _Slab, offset: int) -> None:
+    def _put_back(self, slab: Slab, offset: int) -> None:
         slab.free.append(offset)
         self._used_bytes -= slab.stride_bytes
         if slab.is_empty:
@@ -222,7 +221,7 @@ class Arena:
         else:
             self._open[slab.stride_bytes][slab] = None
 
-    def _keep_empty(self, slab: _Slab) -> None:
+    def _keep_empty(self, slab: Slab) -> None:
         """Keep an empty slab for its class, in place of the one that was kept before."""
         slabs = self._open[slab.stride_bytes]
         slabs.pop(slab, None)
@@ -233,51 +232,8 @@ class Arena:
         self._empty[slab.stride_bytes] = slab
 
 
-class _Slab:
-    """One anonymous mapping, cut into slots; unmapped when the last view of it is let go."""
-
-    __slots__ = ("free", "memory", "nbytes", "num_slots", "stride_bytes", "unlock")
-
-    def __init__(self, stride_bytes: int, num_slots: int) -> None:
-        self.stride_bytes = stride_bytes
-        self.num_slots = num_slots
-        self.nbytes = stride_bytes * num_slots
-        self.memory = _map_memory(self.nbytes)
-        self.free = list(
-            range(self.nbytes - stride_bytes, -1, -stride_bytes)
-        )  # lowest offset last, taken first
-        self.unlock: Unlock = _nothing_to_undo
-
-    @property
-    def is_empty(self) -> bool:
-        return len(self.free) == self.num_slots
-
-    @property
-    def used_bytes(self) -> int:
-        return self.nbytes - len(self.free) * self.stride_bytes
-
-    def check(self) -> None:
-        slots = set(range(0, self.nbytes, self.stride_bytes))
-        _require(
-            len(set(self.free)) == len(self.free) and slots.issuperset(self.free), "free slots of a slab"
-        )
-
-
-def _map_memory(nbytes: int) -> memoryview:
-    # Private: a shared mapping, the default, gets no huge pages, and first use pays for each small one.
-    region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            region.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(region)
-
-
 def _leave_pageable(_memory: memoryview) -> Unlock:
-    return _nothing_to_undo
-
-
-def _nothing_to_undo() -> None:
-    pass
+    return nothing_to_undo
 
 
 def _require(holds: bool, what: str) -> None:

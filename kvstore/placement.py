@@ -45,6 +45,7 @@ class Placement:
         self._write_back = self._with_mode(WriteMode.BACK)
         self._write_second_use = self._with_mode(WriteMode.SECOND_USE)
         self._described: OrderedDict[bytes, None] = OrderedDict()
+        self._copying: set[tuple[int, bytes]] = set()  # queued already: a block may be hit again and again
         self.bytes_mask = sum(1 << tier.bit for tier in tiers)
 
     def readable_mask(self) -> int:
@@ -179,12 +180,18 @@ class Placement:
             shared.release()
 
     def _copy_down(self, memory: MemoryTier, tier: Tier, record: Record) -> None:
-        held = self._index.hold(record.key, memory.bit)
-        if held is None:
+        copy = tier.bit, record.key
+        held = self._index.hold(record.key, memory.bit) if copy not in self._copying else None
+        lent = self.lend(memory, held) if held is not None else None
+        if lent is None:
             return
-        lent = self.lend(memory, held)
-        if lent is not None:
-            self.write_behind(tier, held, SharedBytes(lent.data, lent.give_back))
+
+        def give_back() -> None:
+            self._copying.discard(copy)
+            lent.give_back()
+
+        self._copying.add(copy)
+        self.write_behind(tier, lent.record, SharedBytes(lent.data, give_back))
 
     def _lent(self, record: Record, loan: Loan) -> Lent:
         def give_back() -> None:

@@ -189,6 +189,19 @@ def test_second_use_stores_what_is_hit_again(rig: Rig) -> None:
     assert list(rig.medium.frames) == [rig.key(2)]
 
 
+def test_second_use_queues_a_block_once_however_often_it_is_hit_meanwhile(rig: Rig) -> None:
+    store = rig.open(write_mode=WriteMode.SECOND_USE)
+    rig.put(store, 1)
+    may_write = threading.Event()
+    rig.medium.fail = waiting("put", may_write)
+    for _ in range(5):
+        store.lookup([rig.key(1)]).release()
+    may_write.set()
+    assert store.flush(5.0)
+    assert (rig.counts(store, "disk")["stores"], rig.counts(store, "disk")["dropped_stores"]) == (1, 0)
+    assert store.num_holds == 0
+
+
 def test_a_block_ends_with_its_ttl_in_every_tier(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1, ttl_s=10.0)

@@ -20,7 +20,7 @@ from policies.lru import LeafFirstLRU
 from tests.kvstore.conftest import Rig
 
 
-def raising(operation: str, error: Exception) -> Callable[[str, bytes], None]:
+def raising(operation: str, error: BaseException) -> Callable[[str, bytes], None]:
     """Return a fault of one kind of operation."""
 
     def fail(called: str, _key: bytes) -> None:
@@ -405,6 +405,15 @@ def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig: Rig) 
         store.put(rig.namespace, rig.key(1000 + number), b"", small)
     assert rig.put(store, 1, 2, 3) == 3
     assert rig.tiers(store, 1, 2, 3) == ["host"] * 3
+
+
+def test_case_17_a_dead_transfer_thread_is_told_by_health(rig: Rig) -> None:
+    store = rig.open()
+    rig.medium.fail = raising("put", SystemExit())
+    rig.put(store, 1, flush=False)
+    wait_until(lambda: store.health().state is State.UNHEALTHY)
+    assert store.health().tiers["disk"].reason == "a transfer thread has died: restart the server"
+    assert rig.get(store, 1), "what lies in memory is served"
 
 
 def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig: Rig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -65,11 +65,6 @@ class Namespace:
         if namespace.digest.hex() != digest:
             raise ValueError("the manifest does not match its digest")
         return namespace
-
-    def differing_fields(self, other: Namespace) -> tuple[str, ...]:
-        """Return the names of the identity fields in which the two differ."""
-        names = (field.name for field in fields(self) if field.name != "label")
-        return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
 
 def canonical_json(value: object) -> str:

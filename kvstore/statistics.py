@@ -103,7 +103,6 @@ class StoreStatistics:
     """All tiers from the fastest, and lookups since the start by block: found or not."""
 
     tiers: tuple[TierStatistics, ...]
-    num_lookups: int
     num_blocks_wanted: int
     num_blocks_found: int
     staging_bytes: int

@@ -86,7 +86,7 @@ class TieredStore:
         self._retrieval = Retrieval(self._tiers, self._index, self._placement, arena, self._clock, audit)
         self._storing = Storing(self._placement, self._index, arena, audit)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
-        self._num_lookups = self._num_wanted = self._num_found = 0
+        self._num_wanted = self._num_found = 0
         self._closed = False
         self._recovery.start()
 
@@ -104,7 +104,6 @@ class TieredStore:
         names = self._names
         tiers = tuple(None if record is None else names[_fastest(record.tiers & mask)] for record in found)
         records = [record for record in found if record is not None]
-        self._num_lookups += 1
         self._num_wanted += len(keys)
         self._num_found += len(records)
         deadline_s = now_s + (self.config.lease_s if lease_s is None else lease_s)
@@ -230,9 +229,7 @@ class TieredStore:
         staging = self._arena.used_bytes - sum(
             self._index.usage(tier.bit)[0] for tier in self._tiers if isinstance(tier, MemoryTier)
         )
-        return StoreStatistics(
-            tuple(tiers), self._num_lookups, self._num_wanted, self._num_found, max(0, staging)
-        )
+        return StoreStatistics(tuple(tiers), self._num_wanted, self._num_found, max(0, staging))
 
     def check(self) -> None:
         """Raise ``InvariantError`` when any of the books contradict each other."""

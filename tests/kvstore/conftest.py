@@ -87,13 +87,14 @@ class Rig:
         *,
         host_blocks: int = 8,
         disk_blocks: int = 32,
+        staging_blocks: int = 8,
         write_mode: WriteMode = WriteMode.THROUGH,
         config: StoreConfig | None = None,
         max_queued_reads: int = 4096,
         max_queued_writes: int = 256,
     ) -> TieredStore:
         """Return a store with the tiers ``host`` and ``disk``; a tier of 0 blocks is left out."""
-        arena = Arena((host_blocks + 8) * BLOCK_BYTES, slab_bytes=4 * BLOCK_BYTES)
+        arena = Arena((host_blocks + staging_blocks) * BLOCK_BYTES, slab_bytes=4 * BLOCK_BYTES)
         specs = []
         if host_blocks:
             host = TierConfig("host", host_blocks * BLOCK_BYTES)

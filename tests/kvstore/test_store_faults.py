@@ -407,6 +407,18 @@ def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig: Rig) 
     assert rig.tiers(store, 1, 2, 3) == ["host"] * 3
 
 
+def test_case_16_a_load_finds_room_to_land_in_a_full_host_tier(rig: Rig) -> None:
+    rig.put(rig.open(), 1)
+    rig.stores[0].close()
+    store = rig.open(host_blocks=4, staging_blocks=0)
+    rig.put(store, 2, 3, 4, 5)
+    assert rig.tiers(store, 1, 2, 3, 4, 5) == ["disk", "host", "host", "host", "host"]
+    assert rig.get(store, 1)
+    assert rig.tiers(store, 1) == ["host"]
+    assert rig.counts(store, "host")["evictions"] == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_case_17_a_dead_transfer_thread_is_told_by_health(rig: Rig) -> None:
     store = rig.open()
     rig.medium.fail = raising("put", SystemExit())
@@ -466,6 +478,23 @@ def test_case_18_a_load_that_answers_after_the_close_reports(rig: Rig) -> None:
     block.release()
     hit.release()
     assert store.num_holds == store.statistics().staging_bytes == 0
+
+
+def test_case_18_loads_that_were_queued_report_at_the_close(rig: Rig) -> None:
+    store = stored_on_disk(rig, 1, 2, 3, 4)
+    may_answer = threading.Event()
+    rig.medium.fail = waiting("get", may_answer)
+    hit = store.lookup([rig.key(number) for number in (1, 2, 3, 4)])
+    tickets = [store.load(hit, index, rig.now_s + 5) for index in range(4)]
+    store.close(0.2)
+    assert [ticket.done() for ticket in tickets] == [False, False, True, True]
+    assert [ticket.take() for ticket in tickets[2:]] == [None, None]
+    may_answer.set()
+    for ticket in tickets[:2]:
+        ticket.abandon()
+    hit.release()
+    wait_until(lambda: store.num_holds == 0)
+    store.check()
 
 
 def test_a_block_committed_after_the_close_is_given_back(rig: Rig) -> None:

@@ -56,7 +56,7 @@ class FrameFiles:
                 spare[: len(rest)] = rest
                 expected = PAGE_BYTES + len(whole) + len(spare)
                 if os.pwritev(descriptor, [scratch.page, whole, spare], 0) != expected:
-                    raise OSError(errno.ENOSPC, "the file was cut short")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if len(spare) > len(rest):
                 os.ftruncate(descriptor, PAGE_BYTES + len(payload))
         finally:

@@ -293,6 +293,11 @@ def test_no_room_is_out_of_space_and_leaves_no_file(disk: DiskBackend, folder: P
     assert disk.stats().occupied_bytes == 0
 
 
+def test_a_file_that_is_cut_short_means_that_the_medium_is_full(disk: DiskBackend) -> None:
+    with mock.patch("os.pwritev", return_value=1), pytest.raises(OutOfSpaceError, match="No space left"):
+        put(disk, make_key("a"), make_payload("a", BLOCK_BYTES))
+
+
 def test_a_file_size_limit_is_out_of_space(folder: Path) -> None:
     script = (
         "import resource, sys; from pathlib import Path; from backends.disk import DiskBackend\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import signal
@@ -22,6 +23,8 @@ from engine_adapter.assemble import Serving, assemble
 from engine_adapter.serving_config import ServingConfig
 
 _BACKLOG = 512
+# What requests that were ended have to say so, before their connections are cut.
+_LAST_WORDS_S = 2.0
 
 
 def serve_until_stopped(settings: Settings, config: ServingConfig, listener: socket.socket) -> None:
@@ -43,7 +46,8 @@ def serve_until_stopped(settings: Settings, config: ServingConfig, listener: soc
         except OSError as error:
             raise address_error(settings.host, settings.port, error) from None
         ready = ready_line(settings.model_name, listener, serving)
-        _Server(create_app(serving, settings), settings.drain_s, ready).run(sockets=[listener])
+        app = create_app(serving, settings)
+        _Server(app, settings.drain_s, ready, serving.engine.close).run(sockets=[listener])
 
 
 def ready_line(model_name: str, listener: socket.socket, serving: Serving) -> str:
@@ -58,23 +62,32 @@ def ready_line(model_name: str, listener: socket.socket, serving: Serving) -> st
 class _Server(uvicorn.Server):
     """Says when it is ready, and returns after a signal instead of raising it again."""
 
-    def __init__(self, app: FastAPI, drain_s: float, ready: str) -> None:
+    def __init__(self, app: FastAPI, drain_s: float, ready: str, end_requests: Callable[[], object]) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
             access_log=False,
             server_header=False,
             ws="none",
-            timeout_graceful_shutdown=math.ceil(drain_s),
+            timeout_graceful_shutdown=math.ceil(drain_s + _LAST_WORDS_S),
         )
         super().__init__(config)
         self._ready = ready
+        self._drain_s = drain_s
+        self._end_requests = end_requests
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             sys.stdout.write(f"{self._ready}\n")
             sys.stdout.flush()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests finish; those that take longer hear of their end before their connection closes."""
+        loop = asyncio.get_running_loop()
+        end = loop.call_later(self._drain_s, lambda: loop.run_in_executor(None, self._end_requests))
+        await super().shutdown(sockets)
+        end.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -111,6 +112,24 @@ def test_a_port_in_use_is_one_line_before_the_model_is_read(start: Callable[...,
         output, errors = process.communicate(timeout=30)
     line = f"prefixd: port: {port} is in use on 127.0.0.1; stop who uses it, or choose another with --port\n"
     assert (process.returncode, output, errors) == (2, "", line)
+
+
+def test_a_stream_that_outlasts_the_stop_ends_with_an_error_of_its_own(start: Callable[..., Server]) -> None:
+    server = start("--drain-s", "0.1", "--max-sequences", "1")
+    url = server.wait_until_ready()
+    body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 10**6, "ignore_eos": True, "stream": True}
+    with ExitStack() as streams:
+        # One after the other, they take longer than the server waits.
+        lines = [
+            streams.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60))
+            for _ in range(20)
+        ]
+        server.process.send_signal(signal.SIGTERM)
+        last = [[line for line in stream.iter_lines() if line][-2:] for stream in lines]
+    stopping = '"message":"the server is stopping","type":"server_error","param":null,"code":"shutting_down"'
+    assert any(stopping in line for lines in last for line in lines)
+    assert all(lines[-1] == "data: [DONE]" for lines in last)
+    assert (server.process.wait(20), server.process.stderr and server.process.stderr.read()) == (0, "")
 
 
 def test_a_server_told_to_stop_lets_requests_finish_but_not_for_ever(start: Callable[..., Server]) -> None:

@@ -21,6 +21,7 @@ def test_what_is_stored_is_loaded_from_memory(rig: Rig) -> None:
     assert rig.get(store, 1)
     assert rig.get(store, 2)
     assert not rig.get(store, 3)
+    assert (rig.counts(store, "host")["loads"], rig.counts(store, "host")["loaded_bytes"]) == (2, 8192)
 
 
 def test_a_lookup_says_the_fastest_tier_of_each_block_and_shows_holes(rig: Rig) -> None:
@@ -283,6 +284,24 @@ def test_a_block_that_was_hit_outlives_one_that_was_not(rig: Rig) -> None:
     store.lookup([rig.key(1)]).release()
     rig.put(store, 3)
     assert rig.tiers(store, 1, 2, 3) == ["host", None, "host"]
+
+
+def test_a_block_that_the_device_lets_go_is_nowhere(rig: Rig) -> None:
+    store = rig.open()
+    store.device_added(rig.key(1), b"")
+    store.device_removed(rig.key(1))
+    store.device_removed(rig.key(2))
+    assert rig.tiers(store, 1) == [None]
+
+
+def test_a_block_that_is_on_the_device_first_ends_with_the_ttl_it_is_stored_with(rig: Rig) -> None:
+    store = rig.open()
+    store.device_added(rig.key(1), b"")
+    rig.put(store, 1, ttl_s=10.0)
+    assert store.ended([rig.key(1), rig.key(2)]) == []
+    rig.now_s += 10.0
+    assert store.ended([rig.key(1), rig.key(2)]) == [rig.key(1)]
+    assert rig.tiers(store, 1) == [None]
 
 
 def test_a_block_on_the_device_alone_is_no_block_to_load(rig: Rig) -> None:

@@ -259,6 +259,27 @@ def test_the_breaker_opens_leaves_the_tier_alone_and_tries_again(rig: Rig) -> No
     assert store.health().state is State.OK
 
 
+def test_faults_that_do_not_come_in_a_row_leave_the_breaker_closed(rig: Rig) -> None:
+    store = stored_on_disk(rig, 1, 2, 3)
+    for number in (1, 2, 3):
+        rig.medium.fail = raising("get", BackendError("disk", "get", "input/output error"))
+        assert not rig.get(store, number)
+        rig.medium.fail = lambda _operation, _key: None
+        assert rig.get(store, number)
+    assert store.health().state is State.OK
+    assert rig.counts(store, "disk")["breaker_openings"] == 0
+
+
+def test_a_read_that_is_not_answered_in_time_is_a_miss_and_holds_nothing_afterwards(rig: Rig) -> None:
+    store = stored_on_disk(rig, 1)
+    may_answer = threading.Event()
+    rig.medium.fail = waiting("get", may_answer)
+    assert not store.get_into(rig.key(1), memoryview(bytearray(4096)), timeout_s=0.05)
+    may_answer.set()
+    wait_until(lambda: store.num_holds == 0)
+    assert rig.get(store, 1)
+
+
 def test_case_15_a_full_disk_keeps_serving_and_says_so_in_health(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1)

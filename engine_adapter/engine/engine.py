@@ -111,7 +111,9 @@ class Engine:
         """Take note that the weights in memory were changed: no KV of the old ones is used again.
 
         Blocks while the weights are read. Requests under way go on without the cache, on what
-        they have; call it before new ones are submitted. Raises ``EngineClosedError``.
+        they have; call it before new ones are submitted. Change weights while no request is under
+        way: a step between the change and this call keeps new KV under the old name. Raises
+        ``EngineClosedError``.
         """
         self._call(self._loop.change_model)
 

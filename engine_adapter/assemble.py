@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
 from backends.pagelock import cuda_page_locker
+from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.engine import Engine
@@ -73,6 +74,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     clock = clock or Clock()
     registry = registry or builtin_registry()
     reload_policy = registry.get(Kind.RELOAD, config.reload_policy)()
+    device_policy = registry.get(Kind.EVICTION, config.device_eviction)()
     model = load_model(
         config.model,
         block_tokens=config.block_tokens,
@@ -82,27 +84,21 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         digests=config.weight_digests,
     )
     tokenizer = read_tokenizer(config.model)
+    attention = _choose_attention(model)
+    engine_config = _engine_config(config)
     pool_bytes = _pool_bytes(config, model)
+    # The store comes last of what may fail: it takes the disk tier's folder.
     store, degraded = _make_store(config, model, pool_bytes, registry, clock)
     pool = DevicePool(
         model.kv_shape,
         pool_bytes // model.kv_shape.block_bytes,
         model.device,
-        registry.get(Kind.EVICTION, config.device_eviction)(),
+        device_policy,
         store.device_added,
         store.device_removed,
         clock,
     )
-    attention = choose_attention(model.num_heads, model.kv_shape, model.compute_dtype, model.device)
-    for name, reason in attention.rejected.items():
-        _log.warning("attention is not computed by %s: it %s", name, reason)
-    runner = ModelRunner(model.model, pool, attention.attention)
-    engine_config = EngineConfig(
-        max_batched_tokens=config.max_batched_tokens,
-        max_sequences=config.max_sequences,
-        max_waiting=config.max_waiting,
-        load_deadline_s=config.load_deadline_s,
-    )
+    runner = ModelRunner(model.model, pool, attention)
     engine = Engine(model, tokenizer, pool, runner, store, reload_policy, engine_config, clock)
     return Serving(engine, store, tokenizer, model, degraded)
 
@@ -113,6 +109,22 @@ def builtin_registry() -> Registry:
     register_backends(registry)
     register_policies(registry)
     return registry
+
+
+def _choose_attention(model: LoadedModel) -> AttentionBackend:
+    choice = choose_attention(model.num_heads, model.kv_shape, model.compute_dtype, model.device)
+    for name, reason in choice.rejected.items():
+        _log.warning("attention is not computed by %s: it %s", name, reason)
+    return choice.attention
+
+
+def _engine_config(config: ServingConfig) -> EngineConfig:
+    return EngineConfig(
+        max_batched_tokens=config.max_batched_tokens,
+        max_sequences=config.max_sequences,
+        max_waiting=config.max_waiting,
+        load_deadline_s=config.load_deadline_s,
+    )
 
 
 def _make_store(

@@ -14,10 +14,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from backends.disk import DiskBackend
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import CacheUse, Completion
 from engine_adapter.serving_config import ServingConfig, TierSetup
-from kvstore.errors import ConfigError, ModelRefusedError
+from kvstore.errors import ConfigError, ModelRefusedError, PluginError
 from kvstore.namespace import Namespace
 from tests.engine_adapter.rig import greedy, prompt_of
 
@@ -264,3 +265,14 @@ def test_a_device_budget_out_of_reason_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=f"device_bytes: {reason}"):
         assemble(config_of(tmp_path, device_bytes=device_bytes))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_sequences": 65}, {"device_bytes": 1}, {"device_eviction": "none"}], ids=str
+)
+def test_a_server_that_cannot_be_put_together_leaves_the_folder_free(
+    tmp_path: Path, model_folder: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises((ConfigError, PluginError)):
+        assemble(config_of(tmp_path, **changes))
+    DiskBackend(tmp_path / "blocks").close()

@@ -113,13 +113,16 @@ class DiskBackend:
 
     @_reporting("put_manifest")
     def put_manifest(self, namespace: bytes, manifest: str) -> None:
-        temporary = self._folder.temporary()
-        try:
-            temporary.write_text(manifest, encoding="utf-8")
-            self._folder.publish(temporary, self._folder.namespaces / f"{namespace.hex()}.json")
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        with self._calls as is_open:
+            if not is_open:
+                raise BackendError(NAME, "put_manifest", "the backend is closed")
+            temporary = self._folder.temporary()
+            try:
+                temporary.write_text(manifest, encoding="utf-8")
+                self._folder.publish(temporary, self._folder.namespaces / f"{namespace.hex()}.json")
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
 
     def stats(self) -> BackendStats:
         facts = {

@@ -254,6 +254,9 @@ def test_a_closed_backend_reads_nothing_and_refuses_writes(folder: Path) -> None
     assert get(disk, make_key("a"), BLOCK_BYTES) is None
     with pytest.raises(BackendError, match="closed"):
         put(disk, make_key("b"), make_payload("b", BLOCK_BYTES))
+    with pytest.raises(BackendError, match="closed"):
+        disk.put_manifest(b"\xab" * 16, "{}")
+    assert not list((folder / "v1" / "namespaces").iterdir()), "another process may have the folder by now"
 
 
 def test_close_waits_for_a_write_under_way(folder: Path) -> None:

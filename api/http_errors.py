@@ -42,6 +42,13 @@ STATUSES: Mapping[int, tuple[str, str | None, str | None]] = {
 }
 # Where a field may be of several types, the framework puts the type into the path.
 _TYPE_TAGS = ("str", "int")
+# What the framework says in words of its own, by its type of fault.
+_REASONS = {
+    "missing": "is required",
+    "extra_forbidden": "is not a field of this API; remove it",
+    "model_attributes_type": "must be an object",
+    "too_short": "must not be empty",
+}
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
 
 
@@ -93,9 +100,8 @@ def _validation_body(request: Request, faults: Sequence[Mapping[str, Any]]) -> d
     param = _param(fault["loc"])
     if param is None and "json" not in request.headers.get("content-type", ""):
         return error_body("send a JSON body with 'Content-Type: application/json'", _INVALID)
-    reason = str(fault["msg"]).removeprefix("Value error, ")
-    reason = reason.replace("Input should be", "must be").replace("Field required", "is required")
-    return error_body(f"{param or 'body'}: {reason}", _INVALID, param)
+    reason = _REASONS.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+    return error_body(f"{param or 'body'}: {reason.replace('Input should be', 'must be')}", _INVALID, param)
 
 
 def _param(location: tuple[str | int, ...]) -> str | None:

@@ -91,6 +91,22 @@ def test_a_field_that_cannot_be_served_is_named(
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "body: must be an object"),
+        ({}, "model: is required"),
+        ({**CHAT, "messages": []}, "messages: must not be empty"),
+        ({**CHAT, "messages": [5]}, "messages[0]: must be an object"),
+        ({**CHAT, "kv": 1}, "kv: must be an object"),
+        ({**CHAT, "kv": {"x": 1}}, "kv.x: is not a field of this API; remove it"),
+        ({**CHAT, "x": 1}, "x: is not a field of this API; remove it"),
+    ],
+)
+def test_a_message_has_our_words(client: TestClient, body: object, message: str) -> None:
+    assert error_of(client.post("/v1/chat/completions", json=body), 400)["message"] == message
+
+
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"messages": []}, "messages"),

@@ -8,6 +8,7 @@ import math
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from types import FrameType
@@ -75,6 +76,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
         self._drain_s = drain_s
         self._end_requests = end_requests
+        self._hurry = threading.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -84,10 +86,20 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests finish; those that take longer hear of their end before their connection closes."""
-        loop = asyncio.get_running_loop()
-        end = loop.call_later(self._drain_s, lambda: loop.run_in_executor(None, self._end_requests))
+        ending = asyncio.get_running_loop().run_in_executor(None, self._end_requests_in_time)
         await super().shutdown(sockets)
-        end.cancel()
+        self._hurry.set()
+        await ending
+
+    def _end_requests_in_time(self) -> None:
+        self._hurry.wait(self._drain_s)
+        self._end_requests()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """Stop; told twice, wait for no request any more."""
+        if self.should_exit:
+            self._hurry.set()
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -114,8 +115,13 @@ def test_a_port_in_use_is_one_line_before_the_model_is_read(start: Callable[...,
     assert (process.returncode, output, errors) == (2, "", line)
 
 
-def test_a_stream_that_outlasts_the_stop_ends_with_an_error_of_its_own(start: Callable[..., Server]) -> None:
-    server = start("--drain-s", "0.1", "--max-sequences", "1")
+@pytest.mark.parametrize(
+    ("drain_s", "number"), [("0.1", None), ("60", signal.SIGTERM), ("60", signal.SIGINT)]
+)
+def test_a_stream_that_outlasts_the_stop_ends_with_an_error_of_its_own(
+    start: Callable[..., Server], drain_s: str, number: int | None
+) -> None:
+    server = start("--drain-s", drain_s, "--max-sequences", "1")
     url = server.wait_until_ready()
     body = {"model": "tiny-llama", "prompt": "x", "max_tokens": 10**6, "ignore_eos": True, "stream": True}
     with ExitStack() as streams:
@@ -125,6 +131,9 @@ def test_a_stream_that_outlasts_the_stop_ends_with_an_error_of_its_own(start: Ca
             for _ in range(20)
         ]
         server.process.send_signal(signal.SIGTERM)
+        if number:
+            time.sleep(0.1)  # Two signals at once may be heard as one.
+            server.process.send_signal(number)
         last = [[line for line in stream.iter_lines() if line][-2:] for stream in lines]
     stopping = '"message":"the server is stopping","type":"server_error","param":null,"code":"shutting_down"'
     assert any(stopping in line for lines in last for line in lines)

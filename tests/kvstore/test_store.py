@@ -264,9 +264,19 @@ def test_a_salted_namespace_leaves_its_manifest_with_its_first_block(rig: Rig) -
 
 def test_a_manifest_for_which_there_was_no_room_in_the_queue_comes_with_a_later_block(rig: Rig) -> None:
     store = rig.open(max_queued_writes=1)
-    may_write = threading.Event()
-    rig.medium.fail = waiting("put", may_write)
-    rig.put(store, 1, 2, 3, flush=False)
+    store.register_namespace(NAMESPACE)
+    assert store.flush(5.0)
+    may_write, is_writing = threading.Event(), threading.Event()
+
+    def slow_put(operation: str, _key: bytes) -> None:
+        if operation == "put":
+            is_writing.set()
+            may_write.wait(10.0)
+
+    rig.medium.fail = slow_put
+    rig.put(store, 1, flush=False)
+    assert is_writing.wait(5.0)
+    rig.put(store, 2, flush=False)
     salted = NAMESPACE.with_salt("tenant")
     store.put(salted, rig.key(4), b"", rig.payload(4))
     may_write.set()

@@ -428,6 +428,17 @@ def test_case_16_a_host_tier_full_of_other_sizes_makes_room_on_demand(rig: Rig) 
     assert rig.tiers(store, 1, 2, 3) == ["host"] * 3
 
 
+def test_case_16_a_machine_with_less_memory_than_the_budget_drops_stores_and_no_room(rig: Rig) -> None:
+    store = rig.open(host_blocks=4, staging_blocks=-2, disk_blocks=0)
+    rig.put(store, 1, 2)
+    hit = store.lookup([rig.key(1), rig.key(2)])
+    assert rig.put(store, 3) == 0
+    assert store.statistics().tiers[1].used_bytes == 2 * 4096
+    assert rig.counts(store, "host")["dropped_stores"] == 1
+    hit.release()
+    assert rig.put(store, 3) == 1
+
+
 def test_case_16_a_load_finds_room_to_land_in_a_full_host_tier(rig: Rig) -> None:
     rig.put(rig.open(), 1)
     rig.stores[0].close()

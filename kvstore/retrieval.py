@@ -153,21 +153,28 @@ class Retrieval:
         return ticket
 
     def _run(self, flight: _Flight) -> None:
+        """Move the block; whatever happens, whoever waits for it hears of the end."""
+        slot = None
+        try:
+            slot = self._land(flight)
+        finally:
+            self._finish(flight, slot)
+
+    def _land(self, flight: _Flight) -> Slot | None:
+        """Read the block into staging memory and return that; ``None``: a miss, for whatever reason."""
         slot = self._staging_slot(flight)
         if slot is None:
             flight.tier.counters.add(Count.REFUSED_LOADS)
-            self._finish(flight, None)
-            return
+            return None
         outcome = flight.tier.read(flight.landed, slot.view)
         if outcome is Read.DONE:
-            self._finish(flight, slot)
-            return
+            return slot
         slot.free()
         if outcome in (Read.MISSING, Read.CORRUPT):
             self._placement.remove(flight.tier, flight.record.key, even_if_held=True)
         elif outcome is Read.REFUSED:
             flight.tier.counters.add(Count.REFUSED_LOADS)
-        self._finish(flight, None)
+        return None
 
     def _finish(self, flight: _Flight, slot: Slot | None) -> None:
         with self._changed:

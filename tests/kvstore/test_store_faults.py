@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.errors import BackendError, OutOfSpaceError
 from kvstore.frame import Header
@@ -556,3 +557,18 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < ends_at_s, "waited in vain"
         time.sleep(0.005)
+
+
+def test_a_transfer_that_breaks_is_a_miss_and_leaves_no_hold(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stored_on_disk(rig, 1)
+
+    def refuse(_arena: Arena, _nbytes: int) -> None:
+        raise OSError("pages cannot be locked")
+
+    monkeypatch.setattr(Arena, "allocate", refuse)
+    assert not rig.get(store, 1)
+    assert store.num_holds == 0
+    monkeypatch.undo()
+    assert rig.get(store, 1)

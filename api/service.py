@@ -28,7 +28,7 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
         serving=serving,
         model_name=settings.model_name,
         metrics=Metrics(serving),
-        prompts=PromptEncoder(serving.tokenizer),
+        prompts=PromptEncoder(serving.tokenizer, serving.model_facts.context_tokens),
         clock=clock,
         started_s=clock.wall_ms() // 1000,
     )

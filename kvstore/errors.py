@@ -117,10 +117,11 @@ class RequestError(PrefixdError):
 
 
 class PromptTooLongError(RequestError):
-    """A prompt of ``tokens`` that exceeds ``limit``, the capacity of ``holder``."""
+    """A prompt of ``tokens``, or ``at_least`` as many, that exceeds ``limit``, the capacity of ``holder``."""
 
-    def __init__(self, tokens: int, limit: int, holder: str) -> None:
-        super().__init__("prompt", f"{tokens} tokens exceed the {limit} that the {holder} holds")
+    def __init__(self, tokens: int, limit: int, holder: str, *, at_least: bool = False) -> None:
+        counted = f"at least {tokens}" if at_least else f"{tokens}"
+        super().__init__("prompt", f"{counted} tokens exceed the {limit} that the {holder} holds")
         self.tokens = tokens
         self.limit = limit
         self.holder = holder

@@ -184,6 +184,21 @@ def test_a_prompt_beyond_the_context_says_its_length(client: TestClient) -> None
     assert "2000 tokens exceed" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {**COMPLETION, "prompt": "x" * 10**6}),
+        ("chat/completions", {**CHAT, "messages": [{"role": "user", "content": "x" * 10**6}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    client: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    error = error_of(client.post(f"/v1/{path}", json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("prompt: at least ")
+
+
 def test_an_oversize_body_is_413_whether_it_says_its_length_or_not(
     serving: Serving, make_settings: Callable[..., Settings]
 ) -> None:
@@ -242,7 +257,10 @@ class _Broken:
 
     chat_template = "x"
 
-    def encode(self, text: str) -> list[int]:
+    def get_vocab(self) -> dict[str, int]:
+        return {"x": 0}
+
+    def encode(self, text: str, **_: object) -> list[int]:
         raise LookupError(f"no idea what {text!r} is")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,11 @@ def check_report_file(json_file: Path | None) -> None:
 
 @contextmanager
 def folder_below(parent: Path, setting: str) -> Iterator[Path]:
-    """Make a folder to measure a disk in, and remove it. Raises ``ConfigError`` when that cannot be done."""
+    """Make a folder to measure a disk in, and remove it, also after SIGTERM.
+
+    Raises ``ConfigError`` when it cannot be made.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(dir=parent, prefix="bench-")

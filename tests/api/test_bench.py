@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from typer.testing import CliRunner
 
 from api.cli import build_cli
 
+REPOSITORY = Path(__file__).parents[2]
 TIER_KEYS = {"put_gb_s", "get_gb_s", "put_ratio", "get_ratio", "verified_get_ratio"}
 
 
@@ -78,3 +82,23 @@ def test_a_folder_that_cannot_be_used_is_one_line(
         f"prefixd: {flag.replace('-', '_')}: {tmp_path / 'file'} cannot be used: "
     )
     assert result.stderr.count("\n") == 1
+
+
+def test_a_bench_that_is_told_to_stop_leaves_no_folder(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "prefixd",
+        "bench",
+        "tiers",
+        "--rounds",
+        "1000",
+        "--folder",
+        str(tmp_path),
+    ]
+    bench = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(tmp_path.iterdir()) and bench.poll() is None:
+        time.sleep(0.05)
+    bench.terminate()
+    assert bench.wait(60) == 130
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _well_formed(text: str) -> str:
@@ -14,6 +14,15 @@ def _well_formed(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("must be well-formed Unicode") from None
     return text
+
+
+def _the_one_prompt(value: object) -> object:
+    """Take one prompt out of a list, in which many clients send it."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
+        return value
+    if len(value) > 1:
+        raise ValueError("holds several prompts; send each in a request of its own")
+    return value[0]
 
 
 Text = Annotated[str, AfterValidator(_well_formed)]
@@ -65,9 +74,9 @@ class GenerationFields(BaseModel):
 
 
 class CompletionFields(GenerationFields):
-    """The body of ``POST /v1/completions``; a prompt is text or token ids."""
+    """The body of ``POST /v1/completions``; a prompt is text or token ids, maybe in a list of one."""
 
-    prompt: Text | list[int]
+    prompt: Annotated[Text | list[int], BeforeValidator(_the_one_prompt)]
 
 
 class TextPart(BaseModel):

@@ -88,10 +88,12 @@ class Storing:
         kept = self._placement.keep(home.tier, facts, home.room, slot) if home else None
         if kept is not None:
             facts, view, give_back = kept
-        shared = SharedBytes(view, give_back, num_readers=1 + len(lower))
+        if not lower:
+            give_back()
+            return
+        shared = SharedBytes(view, give_back, num_readers=len(lower))
         for tier in lower:
             self._placement.write_behind(tier, facts, shared)
-        shared.release()
 
     def abort(self, slot: Slot, home: Home | None) -> None:
         """Give a reservation's memory and room back."""

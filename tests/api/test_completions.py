@@ -40,6 +40,15 @@ def test_a_completion_has_text_usage_and_where_its_tokens_came_from(client: Test
     assert answer["kv"]["ttft_s"] > 0
 
 
+@pytest.mark.parametrize("prompt", ["the cat", [5, 6, 7]])
+def test_one_prompt_may_stand_in_a_list(client: TestClient, prompt: str | list[int]) -> None:
+    plain, listed = (
+        complete(client, prompt=prompt, max_tokens=4),
+        complete(client, prompt=[prompt], max_tokens=4),
+    )
+    assert listed["choices"] == plain["choices"]
+
+
 def test_a_second_request_takes_its_prefix_from_the_cache(client: TestClient) -> None:
     first = complete(client, prompt=LONG_PROMPT, max_tokens=4)
     second = complete(client, prompt=LONG_PROMPT, max_tokens=4)

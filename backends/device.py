@@ -13,6 +13,7 @@ found by its key and never written again.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ import torch
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from kvstore.seams import EvictionPolicy
+from kvstore.slab import map_memory
 
 _FREE_RUN = re.compile(rb"\x01+")
 # A new sequence starts this far behind the one before it, which can then grow in place.
@@ -77,8 +79,8 @@ class DevicePool:
         layers, kinds, tokens, heads, dim = shape.dimensions
         self.shape = shape
         self.num_blocks = num_blocks
-        self.keys_and_values = torch.zeros(
-            (layers, kinds, num_blocks * tokens, heads, dim), dtype=shape.dtype, device=device
+        self.keys_and_values = _zeros(
+            (layers, kinds, num_blocks * tokens, heads, dim), shape.dtype, torch.device(device)
         )
         self._policy = policy
         self._on_added = on_added
@@ -284,3 +286,11 @@ class DevicePool:
 
     def _at_rest(self, data: memoryview) -> torch.Tensor:
         return torch.frombuffer(data, dtype=self.shape.dtype).view(self.shape.dimensions)
+
+
+def _zeros(dimensions: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(dimensions, dtype=dtype, device=device)
+    # torch's own memory comes in small pages, and each new prompt would pay for the first use of its own.
+    memory = map_memory(math.prod(dimensions) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(dimensions)

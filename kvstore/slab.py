@@ -25,7 +25,7 @@ class Slab:
         self.stride_bytes = stride_bytes
         self.num_slots = num_slots
         self.nbytes = stride_bytes * num_slots
-        self.memory = _map_memory(self.nbytes)
+        self.memory = map_memory(self.nbytes)
         # Offsets of the free slots; the lowest is last, and taken first.
         self.free = list(range(self.nbytes - stride_bytes, -1, -stride_bytes))
         self.unlock: Unlock = nothing_to_undo
@@ -47,7 +47,12 @@ class Slab:
             raise InvariantError("arena: free slots of a slab")
 
 
-def _map_memory(nbytes: int) -> memoryview:
+def map_memory(nbytes: int) -> memoryview:
+    """Return page-aligned memory of zeros, unmapped when its last view is let go.
+
+    In huge pages where the kernel has them; a page is only taken when it is first used. Raises
+    ``OSError`` when the machine has not so much.
+    """
     # Private: a shared mapping, the default, gets no huge pages, and first use pays for each small one.
     region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

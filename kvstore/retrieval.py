@@ -98,7 +98,7 @@ class Retrieval:
             return False
         is_whole = len(lent.data) == len(out)
         if is_whole:
-            if record.checksum is None or not self._audit.selects(record.key):
+            if not self._is_audited(record):
                 out[:] = lent.data
             elif copy_and_checksum(lent.data, out) != record.checksum:
                 self._drop_corrupt(tier, record)
@@ -113,7 +113,7 @@ class Retrieval:
         lent = self._placement.lend(tier, record)
         if lent is None:
             return None
-        if not self._passes_audit(record, lent.data):
+        if self._is_audited(record) and checksum(lent.data) != record.checksum:
             self._drop_corrupt(tier, record)
             lent.give_back()
             return None
@@ -124,10 +124,8 @@ class Retrieval:
         tier.counters.add(Count.CORRUPT)
         self._placement.remove(tier, record.key, even_if_held=True)
 
-    def _passes_audit(self, record: Record, data: memoryview) -> bool:
-        if record.checksum is None or not self._audit.selects(record.key):
-            return True
-        return checksum(data) == record.checksum
+    def _is_audited(self, record: Record) -> bool:
+        return record.checksum is not None and self._audit.selects(record.key)
 
     def _fly(self, tier: Tier, record: Record, deadline_s: float, on_done: OnDone | None) -> Ticket:
         """Join the transfer of this block that is under way, or begin one."""

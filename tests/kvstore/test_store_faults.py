@@ -31,11 +31,15 @@ def raising(operation: str, error: BaseException) -> Callable[[str, bytes], None
     return fail
 
 
-def waiting(operation: str, until: threading.Event) -> Callable[[str, bytes], None]:
-    """Return a medium that does not answer one kind of operation until it is let."""
+def waiting(
+    operation: str, until: threading.Event, called_for: list[bytes] | None = None
+) -> Callable[[str, bytes], None]:
+    """Return a medium that does not answer one kind of operation until it is let; notes its keys."""
 
-    def fail(called: str, _key: bytes) -> None:
+    def fail(called: str, key: bytes) -> None:
         if called == operation:
+            if called_for is not None:
+                called_for.append(key)
             until.wait(10.0)
 
     return fail
@@ -363,13 +367,7 @@ def test_a_full_read_queue_refuses_a_load_at_once_and_what_nobody_wants_is_not_r
     store = rig.open(max_queued_reads=1)
     may_answer = threading.Event()
     reads: list[bytes] = []
-
-    def slow_get(operation: str, key: bytes) -> None:
-        if operation == "get":
-            reads.append(key)
-            may_answer.wait(10.0)
-
-    rig.medium.fail = slow_get
+    rig.medium.fail = waiting("get", may_answer, reads)
     hit = store.lookup([rig.key(number) for number in (1, 2, 3, 4)])
     tickets = []
     for index in range(2):
@@ -398,13 +396,7 @@ def test_one_block_wanted_by_many_is_read_once(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     may_answer = threading.Event()
     reads: list[bytes] = []
-
-    def slow_get(operation: str, key: bytes) -> None:
-        if operation == "get":
-            reads.append(key)
-            may_answer.wait(10.0)
-
-    rig.medium.fail = slow_get
+    rig.medium.fail = waiting("get", may_answer, reads)
     hits = [store.lookup([rig.key(1)]) for _ in range(5)]
     called = threading.Semaphore(0)
     tickets = [store.load(hit, 0, rig.now_s + 5, called.release) for hit in hits]

@@ -22,15 +22,14 @@ class BackendStats:
 class Backend(Protocol):
     """Moves frames to and from one medium. It decides nothing and verifies nothing.
 
-    Every method may be called from any thread, several at once. A miss is ``False``; a fault is
-    a ``BackendError`` (or any other exception, which the store treats alike).
+    Every method may be called from any thread, several at once. A miss is a value; a fault is a ``BackendError`` (or any other exception, which the store treats alike).
     """
 
-    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
-        """Read the frame of ``key`` into ``header`` (192 bytes) and ``payload``; may block.
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
+        """Read the frame of ``key`` into ``header`` (192 bytes) and the front of ``payload``; may block.
 
-        Returns ``False`` when the key is not there or when what is there has not exactly
-        ``len(payload)`` payload bytes. On ``False`` or an error both buffers are undefined.
+        Returns the payload's length; ``None`` when the key is not there or ``payload`` is too short
+        for what is there. On ``None`` or an error both buffers are undefined.
         """
         ...
 
@@ -61,6 +60,10 @@ class Backend(Protocol):
         """Keep a namespace's readable manifest beside its blocks, if the medium outlives us."""
         ...
 
+    def manifests(self) -> Iterable[str]:
+        """Yield the manifests that are kept there, ours and others'; may block."""
+        ...
+
     def stats(self) -> BackendStats:
         """Return what the medium holds; quick."""
         ...
@@ -76,6 +79,35 @@ class Discovering(Protocol):
 
     def discover(self, found: Callable[[Header], None], stop: Callable[[], bool]) -> None:
         """Call ``found`` for each block that ``recover`` did not name; blocks until the scan ends."""
+        ...
+
+
+class Want(NamedTuple):
+    """A frame to read, and where to: see ``Backend.get_into``."""
+
+    key: bytes
+    header: memoryview
+    payload: memoryview
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A backend that reads several frames in one exchange, so that its latency is paid once."""
+
+    def get_each(self, wants: Sequence[Want]) -> Iterator[int | None]:
+        """Yield what ``get_into`` would return for each want, in their order, as soon as it is there.
+
+        May block and may raise at any step; those not yet yielded are then undefined.
+        """
+        ...
+
+
+@runtime_checkable
+class SharedMedium(Protocol):
+    """A backend whose medium other processes write to as well, so that it has to be asked."""
+
+    def resident(self, keys: Sequence[bytes]) -> Sequence[Header | None]:
+        """Return the header of each block that is there now, in one exchange; may block."""
         ...
 
 
@@ -141,6 +173,45 @@ class EvictionPolicy(Protocol):
     def check(self) -> None:
         """Raise ``InvariantError`` when the bookkeeping contradicts itself."""
         ...
+
+
+class Codec(Protocol):
+    """A lossless form of blocks at rest. ``number`` (1 to 255) names it in every frame header.
+
+    Methods may be called from any thread, several at once, and should let go of the GIL.
+    """
+
+    number: int
+
+    def encode(self, raw: memoryview, out: memoryview) -> int | None:
+        """Write the form of ``raw`` to the front of ``out`` (as long as ``raw``) and return its length.
+
+        ``None``: it would not be shorter, so the block is stored as it is.
+        """
+        ...
+
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        """Write the block to ``out`` (its raw length). Raises ``FrameError`` for anything malformed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One block read from a tier, in seconds of the monotonic clock and bytes on the medium and raw.
+
+    ``arrived_s`` is when it was verified and decoded, which took ``decode_s`` of the time.
+    """
+
+    tier: str
+    asked_s: float
+    arrived_s: float
+    stored_bytes: int
+    raw_bytes: int
+    decode_s: float
+
+
+OnTransfer = Callable[[Transfer], None]
+"""Hears of each block read from a medium; called on transfer threads, must be quick."""
 
 
 @dataclass(frozen=True, slots=True)

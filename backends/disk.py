@@ -22,6 +22,7 @@ from kvstore.seams import BackendStats
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_MAX_MANIFEST_BYTES = 256 * 1024
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -64,16 +65,17 @@ class DiskBackend:
         self._calls = _Calls()
 
     @_reporting("get")
-    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         with self._calls as is_open:
             entry = self._index.use(key) if is_open else None
-            if entry is None:
-                return False
+            if entry is None or entry.payload_bytes > len(payload):
+                return None
             try:
-                return self._files.read(self._folder.block(key), header, payload)
+                is_whole = self._files.read(self._folder.block(key), header, payload[: entry.payload_bytes])
             except FileNotFoundError:
                 self._index.missing(key, entry)
-                return False
+                return None
+            return entry.payload_bytes if is_whole else None
 
     @_reporting("put")
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
@@ -124,6 +126,12 @@ class DiskBackend:
                 temporary.unlink(missing_ok=True)
                 raise
 
+    @_reporting("manifests")
+    def manifests(self) -> Iterable[str]:
+        """Yield each that can be read and is of a sane size."""
+        paths = sorted(self._folder.namespaces.iterdir())
+        return filter(None, map(_manifest_in, paths))
+
     def stats(self) -> BackendStats:
         facts = {
             "path": str(self._folder.path),
@@ -158,6 +166,14 @@ class DiskBackend:
             temporary.unlink()
         with suppress(OSError):
             self._remove(key)
+
+
+def _manifest_in(path: Path) -> str | None:
+    """Return the manifest that ``path`` holds, if it holds one."""
+    with suppress(OSError, UnicodeDecodeError):
+        if path.suffix == ".json" and path.stat().st_size <= _MAX_MANIFEST_BYTES:
+            return path.read_text(encoding="utf-8")
+    return None
 
 
 class _Calls:

@@ -38,7 +38,7 @@ class Call:
     header: memoryview
     payload: memoryview
 
-    def proceed(self) -> bool:
+    def proceed(self) -> int | None:
         """Do what was asked for."""
         if self.operation is Operation.GET:
             return self.backend.get_into(self.key, self.header, self.payload)
@@ -46,10 +46,10 @@ class Call:
             self.backend.put(self.key, self.header, self.payload)
         else:
             self.backend.delete(self.key)
-        return True
+        return None
 
 
-Action = Callable[[Call], bool]
+Action = Callable[[Call], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Fault:
 def fail(error: Exception) -> Action:
     """Raise ``error`` and do nothing."""
 
-    def action(_call: Call) -> bool:
+    def action(_call: Call) -> int | None:
         raise error
 
     return action
@@ -73,7 +73,7 @@ def fail(error: Exception) -> Action:
 def stall(wait: Callable[[], object]) -> Action:
     """Call ``wait`` first (an event's, a sleep), then do what was asked for."""
 
-    def action(call: Call) -> bool:
+    def action(call: Call) -> int | None:
         wait()
         return call.proceed()
 
@@ -83,11 +83,11 @@ def stall(wait: Callable[[], object]) -> Action:
 def flip_byte(offset: int) -> Action:
     """Read, then flip the payload's byte at ``offset``."""
 
-    def action(call: Call) -> bool:
-        there = call.proceed()
-        if there:
+    def action(call: Call) -> int | None:
+        nbytes = call.proceed()
+        if nbytes is not None:
             call.payload[offset] ^= 0xFF
-        return there
+        return nbytes
 
     return action
 
@@ -95,11 +95,11 @@ def flip_byte(offset: int) -> Action:
 def cut_short(keep_bytes: int) -> Action:
     """Read only the payload's first ``keep_bytes`` and claim to have read all of it."""
 
-    def action(call: Call) -> bool:
-        there = call.proceed()
-        if there:
-            call.payload[keep_bytes:] = bytes(len(call.payload) - keep_bytes)
-        return there
+    def action(call: Call) -> int | None:
+        nbytes = call.proceed()
+        if nbytes is not None:
+            call.payload[keep_bytes:nbytes] = bytes(nbytes - keep_bytes)
+        return nbytes
 
     return action
 
@@ -107,21 +107,21 @@ def cut_short(keep_bytes: int) -> Action:
 def swap_with(other_key: bytes) -> Action:
     """Read the frame of ``other_key`` instead."""
 
-    def action(call: Call) -> bool:
+    def action(call: Call) -> int | None:
         return call.backend.get_into(other_key, call.header, call.payload)
 
     return action
 
 
-def miss(_call: Call) -> bool:
+def miss(_call: Call) -> int | None:
     """Say that the key is not there."""
-    return False
+    return None
 
 
 def half_put(error: Exception) -> Action:
     """Store the first half of the payload under a whole one's header, then raise ``error``."""
 
-    def action(call: Call) -> bool:
+    def action(call: Call) -> int | None:
         call.backend.put(call.key, call.header, call.payload[: len(call.payload) // 2])
         raise error
 
@@ -131,11 +131,11 @@ def half_put(error: Exception) -> Action:
 def damaged_put(offset: int) -> Action:
     """Store the frame with the payload's byte at ``offset`` flipped, and report success."""
 
-    def action(call: Call) -> bool:
+    def action(call: Call) -> int | None:
         damaged = bytearray(call.payload)
         damaged[offset] ^= 0xFF
         call.backend.put(call.key, call.header, memoryview(damaged))
-        return True
+        return None
 
     return action
 
@@ -152,7 +152,7 @@ class Faulty(Wrapper):
         self._lock = Lock()
         self.num_calls: Counter[Operation] = Counter()
 
-    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         return self._play(Call(self._backend, Operation.GET, key, header, payload))
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
@@ -161,7 +161,7 @@ class Faulty(Wrapper):
     def delete(self, key: bytes) -> None:
         self._play(Call(self._backend, Operation.DELETE, key, memoryview(b""), memoryview(b"")))
 
-    def _play(self, call: Call) -> bool:
+    def _play(self, call: Call) -> int | None:
         with self._lock:
             self.num_calls[call.operation] += 1
             number = self.num_calls[call.operation]

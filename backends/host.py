@@ -42,18 +42,19 @@ class HostBackend:
         self._closed = False
         self._lock = Lock()
 
-    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         with self._lock:
             entry = self._entries.get(key)
-            if entry is None or not entry.header or len(entry.slot.view) != len(payload):
-                return False
+            if entry is None or not entry.header or len(entry.slot.view) > len(payload):
+                return None
             entry.num_readers += 1
         try:
+            data = entry.slot.view
             header[:] = entry.header
-            payload[:] = entry.slot.view
+            payload[: len(data)] = data
+            return len(data)
         finally:
             self._finish_reading(entry)
-        return True
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
         slot = self._arena.allocate(len(payload))
@@ -95,6 +96,9 @@ class HostBackend:
 
     def put_manifest(self, namespace: bytes, manifest: str) -> None:
         """Do nothing: this medium does not outlive the process."""
+
+    def manifests(self) -> Iterable[str]:
+        return ()
 
     def stats(self) -> BackendStats:
         facts = {

@@ -43,13 +43,11 @@ class Throttled(Wrapper):
         self._free_at_s = 0.0
         self._lock = Lock()
 
-    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         asked_s = self._now_s()
-        if self._backend.get_into(key, header, payload):
-            self._wait_until(self._transferred_s(asked_s, len(payload)))
-            return True
-        self._wait_until(asked_s + self._latency_s)
-        return False
+        nbytes = self._backend.get_into(key, header, payload)
+        self._wait_until(self._arrival_s(asked_s, nbytes))
+        return nbytes
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
         self._wait_until(self._transferred_s(self._now_s(), len(payload)))
@@ -62,6 +60,12 @@ class Throttled(Wrapper):
             "throttle_latency_s": f"{self._latency_s}",
         }
         return BackendStats(inner.occupied_bytes, inner.facts | line)
+
+    def _arrival_s(self, asked_s: float, payload_bytes: int | None) -> float:
+        """Return when the answer of a read is there; ``None`` (a miss) takes nothing of the line."""
+        if payload_bytes is None:
+            return asked_s + self._latency_s
+        return self._transferred_s(asked_s, payload_bytes)
 
     def _transferred_s(self, asked_s: float, payload_bytes: int) -> float:
         """Take the line for one frame and return when its last byte arrives."""

@@ -29,6 +29,9 @@ class Wrapper:
     def put_manifest(self, namespace: bytes, manifest: str) -> None:
         self._backend.put_manifest(namespace, manifest)
 
+    def manifests(self) -> Iterable[str]:
+        return self._backend.manifests()
+
     def stats(self) -> BackendStats:
         return self._backend.stats()
 

@@ -22,7 +22,8 @@ class BackendStats:
 class Backend(Protocol):
     """Moves frames to and from one medium. It decides nothing and verifies nothing.
 
-    Every method may be called from any thread, several at once. A miss is a value; a fault is a ``BackendError`` (or any other exception, which the store treats alike).
+    Every method may be called from any thread, several at once. A miss is a value; a fault is a
+    ``BackendError`` (or any other exception, which the store treats alike).
     """
 
     def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:

@@ -137,18 +137,19 @@ class Tier:
         if not self._may(self._reading):
             return Read.REFUSED
         header = bytearray(HEADER_BYTES)
-        is_there = self._attempt(
-            lambda: self._backend.get_into(record.key, memoryview(header), out),
+        read = self._attempt(
+            lambda: (self._backend.get_into(record.key, memoryview(header), out),),
             Count.READ_FAULTS,
             self._reading,
         )
-        if is_there is None:
+        if read is None:
             return Read.FAULT
-        if not is_there:
+        (stored_bytes,) = read
+        if stored_bytes is None:
             self.counters.add(Count.MISSING)
             return Read.MISSING
         try:
-            record.checksum = _verified_checksum(bytes(header), record, out)
+            record.checksum = _verified_checksum(bytes(header), record, out[:stored_bytes])
         except FrameError:
             self.counters.add(Count.CORRUPT)
             return Read.CORRUPT

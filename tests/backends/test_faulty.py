@@ -40,8 +40,8 @@ def faulty(*script: Fault) -> Faulty:
 
 def read(backend: Faulty, name: str) -> bytes | None:
     payload = bytearray(NBYTES)
-    there = backend.get_into(make_key(name), memoryview(bytearray(HEADER_BYTES)), memoryview(payload))
-    return bytes(payload) if there else None
+    length = backend.get_into(make_key(name), memoryview(bytearray(HEADER_BYTES)), memoryview(payload))
+    return None if length is None else bytes(payload[:length])
 
 
 def test_only_the_nth_call_fails() -> None:
@@ -93,10 +93,7 @@ def test_half_a_put_is_left_behind_by_an_error() -> None:
     backend = faulty(Fault(Operation.PUT, half_put(BackendError("host", "put", "unplugged")), nth=3))
     with pytest.raises(BackendError, match="unplugged"):
         put(backend, make_key("c"), make_payload("c", NBYTES))
-    assert read(backend, "c") is None
-    half = memoryview(bytearray(NBYTES // 2))
-    assert backend.get_into(make_key("c"), memoryview(bytearray(HEADER_BYTES)), half)
-    assert half == make_payload("c", NBYTES)[:50]
+    assert read(backend, "c") == make_payload("c", NBYTES)[:50]
 
 
 def test_a_damaged_put_reports_success() -> None:

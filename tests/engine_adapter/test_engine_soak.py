@@ -16,17 +16,17 @@ from kvstore.tier import TierSpec
 from tests.engine_adapter.rig import SLOT_BYTES, CleanIds, Events, MakeRig, greedy, host_tier, prompt_of, tier
 
 
-def moody(random: Random) -> Callable[[Call], bool]:
+def moody(random: Random) -> Callable[[Call], int | None]:
     """Return a fault that mostly works, sometimes late, and sometimes fails in one of several ways."""
     lock = Lock()
 
-    def action(call: Call) -> bool:
+    def action(call: Call) -> int | None:
         with lock:
             mood = random.random()
         if mood < 0.05:
             raise OSError("not now")
         if mood < 0.10:
-            return False
+            return None
         if mood < 0.15:
             return flip_byte(int(mood * 1000))(call)
         if mood < 0.20:

@@ -30,7 +30,7 @@ class DictBackend:
     """
 
     frames: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
-    manifests: dict[bytes, str] = field(default_factory=dict)
+    kept_manifests: dict[bytes, str] = field(default_factory=dict)
     fail: Callable[[str, bytes], None] = lambda _operation, _key: None
     found: Callable[[Callable[[Header], None]], None] = lambda _found: None
     is_closed: bool = False
@@ -38,13 +38,13 @@ class DictBackend:
     def discover(self, found: Callable[[Header], None], _stop: Callable[[], bool]) -> None:
         self.found(found)
 
-    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+    def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         self.fail("get", key)
         frame = self.frames.get(key)
-        if frame is None or len(frame[1]) != len(payload):
-            return False
-        header[:], payload[:] = frame
-        return True
+        if frame is None or len(frame[1]) > len(payload):
+            return None
+        header[:], payload[: len(frame[1])] = frame
+        return len(frame[1])
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
         self.fail("put", key)
@@ -61,7 +61,10 @@ class DictBackend:
         return [Header.unpack(header) for header, _ in self.frames.values()]
 
     def put_manifest(self, namespace: bytes, manifest: str) -> None:
-        self.manifests[namespace] = manifest
+        self.kept_manifests[namespace] = manifest
+
+    def manifests(self) -> Iterable[str]:
+        return list(self.kept_manifests.values())
 
     def stats(self) -> BackendStats:
         return BackendStats(

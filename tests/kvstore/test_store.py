@@ -251,7 +251,7 @@ def test_a_namespace_leaves_its_manifest_on_the_medium(rig: Rig) -> None:
     store = rig.open()
     store.register_namespace(NAMESPACE)
     store.flush(5.0)
-    assert Namespace.from_manifest(rig.medium.manifests[NAMESPACE.digest]) == NAMESPACE
+    assert Namespace.from_manifest(rig.medium.kept_manifests[NAMESPACE.digest]) == NAMESPACE
 
 
 def test_a_salted_namespace_leaves_its_manifest_with_its_first_block(rig: Rig) -> None:
@@ -259,7 +259,7 @@ def test_a_salted_namespace_leaves_its_manifest_with_its_first_block(rig: Rig) -
     salted = NAMESPACE.with_salt("tenant")
     store.put(salted, rig.key(1), b"", rig.payload(1))
     store.flush(5.0)
-    assert Namespace.from_manifest(rig.medium.manifests[salted.digest]) == salted
+    assert Namespace.from_manifest(rig.medium.kept_manifests[salted.digest]) == salted
 
 
 def test_a_manifest_for_which_there_was_no_room_in_the_queue_comes_with_a_later_block(rig: Rig) -> None:
@@ -281,10 +281,10 @@ def test_a_manifest_for_which_there_was_no_room_in_the_queue_comes_with_a_later_
     store.put(salted, rig.key(4), b"", rig.payload(4))
     may_write.set()
     assert store.flush(5.0)
-    assert salted.digest not in rig.medium.manifests
+    assert salted.digest not in rig.medium.kept_manifests
     store.put(salted, rig.key(5), rig.key(4), rig.payload(5))
     assert store.flush(5.0)
-    assert salted.digest in rig.medium.manifests
+    assert salted.digest in rig.medium.kept_manifests
 
 
 def test_a_block_that_was_hit_outlives_one_that_was_not(rig: Rig) -> None:

@@ -114,7 +114,7 @@ def test_case_6_a_block_cut_short_is_a_counted_miss(rig: Rig) -> None:
     header, payload = rig.medium.frames[rig.key(1)]
     rig.medium.frames[rig.key(1)] = header, payload[:-1]
     assert not rig.get(store, 1)
-    assert rig.counts(store, "disk")["missing"] == 1
+    assert rig.counts(store, "disk")["corrupt"] == 1
 
 
 def test_case_6_a_value_swapped_with_another_keys_is_a_counted_miss(rig: Rig) -> None:

@@ -95,7 +95,7 @@ class Placement:
 
     def write_targets(self, num_tokens: int, facts: Record) -> list[Tier]:
         """Return the lower tiers that want a newly stored block at once."""
-        return [t for t in self._write_through if t.admits(num_tokens, facts.block_tokens, facts.raw_bytes)]
+        return [tier for tier in self._write_through if tier.admits(num_tokens, facts)]
 
     def write_behind(self, tier: Tier, facts: Record, shared: SharedBytes) -> None:
         """Queue a write to a lower tier; ``shared`` is released when it is done or dropped. Never blocks."""
@@ -110,7 +110,8 @@ class Placement:
             return
         for tier in self._write_second_use:
             for record in records:
-                if not record.tiers >> tier.bit & 1 and record.tiers >> memory.bit & 1:
+                is_above_only = not record.tiers >> tier.bit & 1 and record.tiers >> memory.bit & 1
+                if is_above_only and tier.admits(record.block_tokens, record):
                     self._copy_down(memory, tier, record)
 
     def remove(self, tier: Tier, key: bytes, *, even_if_held: bool = False) -> bool:
@@ -209,7 +210,11 @@ class Placement:
         self._index.confirm_removal(tier.bit, victim.key)
         if slot is None:
             return
-        wanting = [tier for tier in self._write_back if not victim.tiers >> tier.bit & 1]
+        wanting = [
+            below
+            for below in self._write_back
+            if not victim.tiers >> below.bit & 1 and below.admits(victim.block_tokens, victim)
+        ]
         if not wanting:
             slot.free()
             return

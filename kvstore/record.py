@@ -17,6 +17,7 @@ class Record:
     ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero no tier evicts
     the block. ``checksum`` is the xxh3 of its bytes in our own memory, ``None`` until known: those
     of another tier may have been computed at another time and differ in their last bits.
+    ``first_token`` is the position of the block's first token in its prompt, ``None`` until known.
     """
 
     key: bytes
@@ -30,6 +31,7 @@ class Record:
     checksum: int | None = None
     tiers: int = 0
     num_holds: int = 0
+    first_token: int | None = None
 
     @property
     def expiry(self) -> Expiry:
@@ -39,6 +41,8 @@ class Record:
     def complete_from(self, facts: Record) -> None:
         """Take over what a tier knows; one that keeps its own books reports key and parent alone."""
         self.extend(facts.soft_ms)
+        if self.first_token is None:
+            self.first_token = facts.first_token
         if not self.raw_bytes:
             self.namespace, self.block_tokens = facts.namespace, facts.block_tokens
             self.raw_bytes, self.created_ms, self.hard_ms = facts.raw_bytes, facts.created_ms, facts.hard_ms

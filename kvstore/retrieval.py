@@ -187,7 +187,7 @@ class Retrieval:
     def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
         """Promote what was loaded if memory has room; returns how its bytes are given back."""
         record, memory = flight.record, self._placement.memory
-        if memory is None or not memory.admits(record.block_tokens, record.block_tokens, record.raw_bytes):
+        if memory is None or not memory.admits(record.block_tokens, record):
             return lambda: self._give_back(record, slot)
         room = self._placement.make_room(memory, record)
         kept = None if room is None else self._placement.keep(memory, flight.landed, room, slot)

@@ -217,16 +217,32 @@ OnTransfer = Callable[[Transfer], None]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A block offered to a tier: its size there, and how much of it is filled."""
+    """A block offered to ``tier``: its size there, how much of it is filled, and where it stands.
 
+    ``first_token`` is the position of its first token in the prompt; ``None``: unknown.
+    """
+
+    tier: str
     num_tokens: int
     block_tokens: int
     footprint_bytes: int
     budget_bytes: int
+    first_token: int | None = None
 
 
-Admission = Callable[[Offer], bool]
-"""Says whether a tier takes a block. A pure function."""
+class Verdict(Enum):
+    """What a tier says to a block it is offered."""
+
+    ADMITTED = "admitted"
+    NOT_WHOLE = "not whole"
+    TOO_LARGE = "too large"
+    NEVER_FASTER = "never faster"
+    """It could not be loaded from there faster than it is computed."""
+
+
+Admission = Callable[[Offer], Verdict]
+"""Says whether a tier takes a block; quick. What it says of equal offers may change with time: the
+store asks again about once a second."""
 
 
 class Choice(Enum):

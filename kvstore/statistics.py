@@ -27,7 +27,9 @@ class Count:
     REFUSED_LOADS: Final = "refused_loads"
     """A load was not begun: queue full, breaker open, no staging memory, or the block was gone."""
     DROPPED_STORES: Final = "dropped_stores"
-    """A store was not begun: queue full, breaker open, no room, or not admitted."""
+    """A store was not begun: queue full, breaker open, no room, or not admitted for its size."""
+    NOT_WORTH_STORING: Final = "not_worth_storing"
+    """A block was not taken because loading it from there could never be faster than computing it."""
     EVICTIONS: Final = "evictions"
     EXPIRATIONS: Final = "expirations"
     PROMOTIONS: Final = "promotions"
@@ -35,7 +37,8 @@ class Count:
 
     ALL: Final = (
         LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, READ_FAULTS, WRITE_FAULTS, DELETE_FAULTS,
-        LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, EVICTIONS, EXPIRATIONS, PROMOTIONS, BREAKER_OPENINGS,
+        LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, NOT_WORTH_STORING, EVICTIONS, EXPIRATIONS, PROMOTIONS,
+        BREAKER_OPENINGS,
     )  # fmt: skip
 
 

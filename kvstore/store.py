@@ -129,21 +129,23 @@ class TieredStore:
 
     def reserve(
         self, namespace: Namespace, key: bytes, parent: bytes, nbytes: int, *, num_tokens: int | None = None,
-        ttl_s: float | None = None,
+        first_token: int | None = None, ttl_s: float | None = None,
     ) -> Reservation | None:  # fmt: skip
         """Offer a block of ``nbytes``; fill ``view`` of what is returned, then ``commit`` or ``abort``.
 
         ``None``: do nothing; the block is here or on its way (its TTL is extended), or no tier
         has room for it, admits it or works. ``num_tokens`` is how many of the block's tokens are
-        filled (default: all). Never blocks on a lower tier.
+        filled (default: all), ``first_token`` the position of the first (default: unknown), by which
+        a tier judges what loading is worth. Never blocks on a lower tier.
         """
         if self._closed:
             return None
         self._placement.put_manifest(namespace)
         tokens = namespace.block_tokens
         facts = Record(
-            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s)
-        )
+            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s),
+            first_token=first_token,
+        )  # fmt: skip
         return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens)
 
     def put(
@@ -153,10 +155,11 @@ class TieredStore:
         parent: bytes,
         payload: memoryview,
         *,
+        first_token: int | None = None,
         ttl_s: float | None = None,
     ) -> bool:
         """Store a copy of ``payload``. ``False``: nothing was stored, see ``reserve``."""
-        reservation = self.reserve(namespace, key, parent, len(payload), ttl_s=ttl_s)
+        reservation = self.reserve(namespace, key, parent, len(payload), first_token=first_token, ttl_s=ttl_s)
         if reservation is None:
             return False
         reservation.view[:] = payload

@@ -66,9 +66,10 @@ class Storing:
         """Return memory for the block, or ``None``; see ``TieredStore.reserve``."""
         if self._index.contains(facts.key, self._placement.bytes_mask, facts.soft_ms):
             return None
-        memory = self._placement.memory
-        room = None
-        if memory is not None and memory.admits(num_tokens, facts.block_tokens, facts.raw_bytes):
+        memory, room = self._placement.memory, None
+        if memory is not None and not memory.admits(num_tokens, facts):
+            memory = None
+        if memory is not None:
             room = self._placement.make_room(memory, facts)
             if room is None and self._index.is_moving(memory.bit, facts.key):
                 return None
@@ -76,7 +77,7 @@ class Storing:
         home = Home(memory, room) if memory is not None and room is not None else None
         slot = self._allocate(facts.raw_bytes, home) if home or lower else None
         if slot is None:
-            self._drop(home)
+            self._drop(home, lower if memory is None else [memory])
             return None
         return Reservation(self, facts, slot, home, lower)
 
@@ -112,8 +113,8 @@ class Storing:
             slot = self._arena.allocate(nbytes)
         return slot
 
-    def _drop(self, home: Home | None) -> None:
-        if self._placement.memory is not None:
-            self._placement.memory.counters.add(Count.DROPPED_STORES)
+    def _drop(self, home: Home | None, wanting: Sequence[Tier]) -> None:
+        for tier in wanting:
+            tier.counters.add(Count.DROPPED_STORES)
         if home is not None:
             self._index.cancel(home.tier.bit, home.room)

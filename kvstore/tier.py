@@ -8,12 +8,13 @@ from enum import Enum
 from threading import Lock
 from typing import TypeVar
 
+from kvstore.admitting import Admitting
 from kvstore.breaker import Breaker
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, FrameError, one_line
 from kvstore.frame import HEADER_BYTES, RAW_CODEC, Header, checksum
 from kvstore.record import Record
-from kvstore.seams import Admission, Backend, Discovering, EvictionPolicy, Lending, Offer
+from kvstore.seams import Admission, Backend, Discovering, EvictionPolicy, Lending, Verdict
 from kvstore.statistics import Count, Counters, State, TierHealth
 from kvstore.transfers import TransferPool
 
@@ -95,12 +96,13 @@ class Tier:
             max_queued_writes=spec.config.max_queued_writes,
         )
         self._backend = spec.backend
-        self._admission = spec.admission
+        self._admitting = Admitting(
+            spec.admission, spec.config.name, spec.config.budget_bytes, self.footprint, clock
+        )
         self._clock = clock
         self._reading = Breaker(spec.config.fault_threshold, spec.config.cooldown_s)
         self._writing = Breaker(spec.config.fault_threshold, spec.config.cooldown_s)
         self._last_delete_fault = ""
-        self._admitted: dict[tuple[int, int, int], bool] = {}  # admission is pure, and sizes are few
         self._lock = Lock()
 
     @property
@@ -112,14 +114,14 @@ class Tier:
         """Return the bytes that a block of ``stored_bytes`` occupies on the medium."""
         return self._backend.footprint(stored_bytes)
 
-    def admits(self, num_tokens: int, block_tokens: int, raw_bytes: int) -> bool:
-        """Say whether this tier takes such a block."""
-        sizes = num_tokens, block_tokens, raw_bytes
-        answer = self._admitted.get(sizes)
-        if answer is None:
-            offer = Offer(num_tokens, block_tokens, self.footprint(raw_bytes), self.config.budget_bytes)
-            answer = self._admitted[sizes] = self._admission(offer)
-        return answer
+    def admits(self, num_tokens: int, facts: Record) -> bool:
+        """Say whether this tier takes a block, of which ``num_tokens`` are filled; a refusal is counted."""
+        verdict = self._admitting.verdict(num_tokens, facts)
+        if verdict is Verdict.ADMITTED:
+            return True
+        is_for_value = verdict is Verdict.NEVER_FASTER
+        self.counters.add(Count.NOT_WORTH_STORING if is_for_value else Count.DROPPED_STORES)
+        return False
 
     def is_readable(self) -> bool:
         """Say whether lookups should count on this tier."""

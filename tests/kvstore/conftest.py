@@ -12,7 +12,7 @@ from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.frame import HEADER_BYTES, Header
 from kvstore.namespace import Namespace
-from kvstore.seams import BackendStats
+from kvstore.seams import Admission, BackendStats
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
@@ -95,13 +95,14 @@ class Rig:
         config: StoreConfig | None = None,
         max_queued_reads: int = 4096,
         max_queued_writes: int = 256,
+        admission: Admission = whole_blocks_that_fit,
     ) -> TieredStore:
         """Return a store with the tiers ``host`` and ``disk``; a tier of 0 blocks is left out."""
         arena = Arena((host_blocks + staging_blocks) * BLOCK_BYTES, slab_bytes=4 * BLOCK_BYTES)
         specs = []
         if host_blocks:
             host = TierConfig("host", host_blocks * BLOCK_BYTES)
-            specs.append(TierSpec(host, HostBackend(arena), LeafFirstLRU(), whole_blocks_that_fit))
+            specs.append(TierSpec(host, HostBackend(arena), LeafFirstLRU(), admission))
         if disk_blocks:
             disk_bytes = disk_blocks * self.medium.footprint(BLOCK_BYTES)
             disk = TierConfig(
@@ -112,7 +113,7 @@ class Rig:
                 max_queued_reads=max_queued_reads,
                 max_queued_writes=max_queued_writes,
             )
-            specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), whole_blocks_that_fit))
+            specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), admission))
         clock = Clock(lambda: self.now_s, lambda: round(self.now_s * 1000))
         store = TieredStore(specs, arena, config, clock)
         self.stores.append(store)

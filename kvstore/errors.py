@@ -6,6 +6,7 @@
     ├── ConfigError            a setting that cannot be used
     ├── PluginError            an extension that is missing or malformed
     ├── FrameError             stored bytes that are not the block they claim to be
+    │   └── UnknownFormError   a block in another format version's form, or a codec's that is not here
     ├── BackendError           a tier's medium failed; only the store catches it
     │   ├── OutOfSpaceError    no room left on the medium
     │   └── TierLockedError    another process holds the tier's folder
@@ -55,6 +56,10 @@ class FrameError(PrefixdError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class UnknownFormError(FrameError):
+    """A block in another version's form, or in a codec's that is not known here: a miss, left alone."""
 
 
 class BackendError(PrefixdError):

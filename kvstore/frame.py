@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from kvstore.errors import FrameError
+from kvstore.errors import FrameError, UnknownFormError
 
 FRAME_VERSION = 1
 HEADER_BYTES = 192
@@ -76,12 +76,13 @@ class Header:
     checksum: int
     codec: int = RAW_CODEC
     parts: int = 1
+    version: int = FRAME_VERSION
 
     def pack(self) -> bytes:
         """Return the 192 header bytes."""
         body = _FIELDS.pack(
             _MAGIC,
-            FRAME_VERSION,
+            self.version,
             self.codec,
             len(self.parent),
             self.block_tokens,
@@ -100,7 +101,10 @@ class Header:
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Header:
-        """Read a header back. Raises ``FrameError`` for anything but a sound one of this version."""
+        """Read a header back.
+
+        Raises ``UnknownFormError`` for another version's, ``FrameError`` for anything else but a sound one.
+        """
         if len(data) < HEADER_BYTES:
             raise FrameError(f"a header of {len(data)} bytes is cut short")
         body = bytes(data[: HEADER_BYTES - _SEAL.size])
@@ -108,7 +112,7 @@ class Header:
         if magic != _MAGIC:
             raise FrameError("no block header")
         if version != FRAME_VERSION:
-            raise FrameError(f"frame version {version}, this is version {FRAME_VERSION}")
+            raise UnknownFormError(f"frame version {version}, this is version {FRAME_VERSION}")
         if _SEAL.unpack(data[HEADER_BYTES - _SEAL.size : HEADER_BYTES])[0] != xxh3_64_intdigest(body):
             raise FrameError("the header's checksum does not match")
         stored, raw, created, soft, hard, checksum, namespace, key, parent = rest
@@ -116,6 +120,11 @@ class Header:
             namespace, key, parent[:parent_bytes], block_tokens, stored, raw, created,
             Expiry(soft, hard), checksum, codec, parts,
         )  # fmt: skip
+
+
+def of_other_version(version: int, key: bytes, stored_bytes: int) -> Header:
+    """Return all that is known of a frame in another version's format: whose it is, and its size."""
+    return Header(b"", key, b"", 0, stored_bytes, 0, 0, Expiry(), 0, version=version)
 
 
 def frame_version(data: bytes | memoryview) -> int | None:

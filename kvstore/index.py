@@ -68,7 +68,7 @@ class ResidencyIndex:
         with self._lock:
             for record in records:
                 record.num_holds -= 1
-                if not record.num_holds and not record.tiers:
+                if record.is_nowhere:
                     self._forget(record)
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
@@ -163,6 +163,14 @@ class ResidencyIndex:
         with self._lock:
             return self._ledger(bit).begin_rejection(key)
 
+    def disown(self, bit: int, key: bytes) -> None:
+        """Note that a tier's copy cannot be read here: it stays there, and is found no more."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is not None and record.tiers >> bit & 1:
+                record.tiers &= ~(1 << bit)
+                record.unreadable |= 1 << bit
+
     def report(self, bit: int, key: bytes, parent: bytes) -> None:
         """Note that a tier that keeps its own books now holds this block."""
         with self._lock:
@@ -212,7 +220,7 @@ class ResidencyIndex:
     def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
         """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
         with self._lock:
-            return [(record.key, record.tiers) for record in self._ends.due(now_ms, limit)]
+            return [(record.key, record.charged) for record in self._ends.due(now_ms, limit)]
 
     def resident(self, bit: int) -> list[bytes]:
         """Return the keys a tier holds, for operations over all of it."""
@@ -233,13 +241,13 @@ class ResidencyIndex:
             for record in self._records.values():
                 if record.num_holds < 0:
                     raise InvariantError(f"a block is held {record.num_holds} times")
-                if not record.tiers and not record.num_holds:
+                if record.is_nowhere:
                     raise InvariantError("a record of a block that is nowhere")
             for bit, ledger in enumerate(self._ledgers):
                 if ledger is None:
                     continue
                 ledger.check()
-                marked = {key for key, record in self._records.items() if record.tiers >> bit & 1}
+                marked = {key for key, record in self._records.items() if record.charged >> bit & 1}
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
 
@@ -265,8 +273,12 @@ class ResidencyIndex:
         return record is not None and record.num_holds > 0
 
     def _entered(self, bit: int, facts: Record) -> Record:
+        is_unreadable = facts.unreadable >> bit & 1
         record = self._records.setdefault(facts.key, facts)
-        record.tiers |= 1 << bit
+        if is_unreadable:
+            record.unreadable |= 1 << bit
+        else:
+            record.tiers |= 1 << bit
         if record is not facts and facts.raw_bytes:
             record.complete_from(facts)
         self._ends.note(record)
@@ -275,7 +287,8 @@ class ResidencyIndex:
     def _clear_bit(self, key: bytes, bit: int) -> Record:
         record = self._records[key]
         record.tiers &= ~(1 << bit)
-        if not record.tiers and not record.num_holds:
+        record.unreadable &= ~(1 << bit)
+        if record.is_nowhere:
             self._forget(record)
         return record
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from kvstore.arena import Slot
 from kvstore.clock import Clock
-from kvstore.frame import Header, checksum
+from kvstore.forms import Stored
+from kvstore.frame import RAW_CODEC, Header, checksum
 from kvstore.index import ResidencyIndex
 from kvstore.ledger import Room
 from kvstore.loading import GiveBack, SharedBytes
@@ -52,9 +53,13 @@ class Placement:
         """Return the tiers that lookups should count on, as a mask."""
         return sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
 
-    def make_room(self, tier: Tier, facts: Record) -> Room | None:
-        """Set room aside and see its victims off; blocks on the medium of a tier below memory."""
-        reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(facts.raw_bytes))
+    def make_room(self, tier: Tier, facts: Record, stored_bytes: int | None = None) -> Room | None:
+        """Set room aside and see its victims off; blocks on the medium of a tier below memory.
+
+        ``stored_bytes`` is the block's length there, if that is not its raw one.
+        """
+        nbytes = facts.raw_bytes if stored_bytes is None else stored_bytes
+        reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(nbytes))
         if reserved is None:
             return None
         room, victims = reserved
@@ -127,6 +132,10 @@ class Placement:
         if self._index.begin_rejection(tier.bit, key):
             self._delete(tier, key)
 
+    def disown(self, tier: Tier, key: bytes) -> None:
+        """Leave a block that cannot be read here where it is: it is found no more, and still counts."""
+        self._index.disown(tier.bit, key)
+
     def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
         """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
         num_tiers = sum(self.remove(tier, key) for tier in tiers)
@@ -169,11 +178,12 @@ class Placement:
                 tier.counters.add(Count.DROPPED_STORES)
                 return
             self._retry_stuck(tier)
-            room = self.make_room(tier, facts)
-            if room is None:
+            stored = tier.encode(shared.data)
+            room = self.make_room(tier, facts, len(stored.data)) if stored else None
+            if stored is None or room is None:
                 tier.counters.add(Count.DROPPED_STORES)
                 return
-            if tier.write(_header(facts, shared.data), shared.data):
+            if tier.write(_header(facts, stored), stored.data):
                 self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
             else:
                 self._index.cancel(tier.bit, room)
@@ -237,10 +247,17 @@ class Placement:
         return tuple(tier for tier in self._below_memory if tier.config.write_mode is mode)
 
 
-def _header(facts: Record, payload: memoryview) -> Header:
-    if facts.checksum is None:
-        facts.checksum = checksum(payload)
+def _header(facts: Record, stored: Stored) -> Header:
     return Header(
-        facts.namespace, facts.key, facts.parent, facts.block_tokens, len(payload), facts.raw_bytes,
-        facts.created_ms, facts.expiry, facts.checksum,
+        facts.namespace, facts.key, facts.parent, facts.block_tokens, len(stored.data), facts.raw_bytes,
+        facts.created_ms, facts.expiry, _stored_checksum(facts, stored), stored.codec,
     )  # fmt: skip
+
+
+def _stored_checksum(facts: Record, stored: Stored) -> int:
+    """Return the checksum of what is stored, which is that of our own memory where it is raw."""
+    if stored.codec != RAW_CODEC:
+        return checksum(stored.data)
+    if facts.checksum is None:
+        facts.checksum = checksum(stored.data)
+    return facts.checksum

@@ -17,6 +17,8 @@ class Record:
     ``num_holds`` counts leases, loads, writes and lent bytes: while it is not zero no tier evicts
     the block. ``checksum`` is the xxh3 of its bytes in our own memory, ``None`` until known: those
     of another tier may have been computed at another time and differ in their last bits.
+    ``tiers`` are those that have it, as a mask; ``unreadable`` those whose copy is in a form that cannot
+    be read here: it is never found, but counts, ends and is evicted like the others.
     ``first_token`` is the position of the block's first token in its prompt, ``None`` until known.
     """
 
@@ -30,8 +32,19 @@ class Record:
     hard_ms: int = NEVER_MS
     checksum: int | None = None
     tiers: int = 0
+    unreadable: int = 0
     num_holds: int = 0
     first_token: int | None = None
+
+    @property
+    def charged(self) -> int:
+        """The tiers on whose medium it lies, in whatever form, as a mask."""
+        return self.tiers | self.unreadable
+
+    @property
+    def is_nowhere(self) -> bool:
+        """Whether no tier has it and nobody holds it."""
+        return not (self.charged or self.num_holds)
 
     @property
     def expiry(self) -> Expiry:
@@ -44,12 +57,12 @@ class Record:
         if self.first_token is None:
             self.first_token = facts.first_token
         if not self.raw_bytes:
-            self.namespace, self.block_tokens = facts.namespace, facts.block_tokens
+            self.parent, self.namespace, self.block_tokens = facts.parent, facts.namespace, facts.block_tokens
             self.raw_bytes, self.created_ms, self.hard_ms = facts.raw_bytes, facts.created_ms, facts.hard_ms
 
     def copy(self) -> Record:
         """Return what is known of the block's bytes, for a transfer: in no tier, held by nobody."""
-        return replace(self, tiers=0, num_holds=0)
+        return replace(self, tiers=0, unreadable=0, num_holds=0)
 
     def is_expired(self, now_ms: int) -> bool:
         """Say whether either limit has passed."""

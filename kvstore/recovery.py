@@ -7,10 +7,10 @@ from functools import partial
 from threading import Event, Thread
 
 from kvstore.clock import Clock
-from kvstore.frame import RAW_CODEC, Header
+from kvstore.frame import FRAME_VERSION, Header
 from kvstore.index import ResidencyIndex
 from kvstore.placement import Placement
-from kvstore.record import Record
+from kvstore.record import UNKNOWN_MS, Record
 from kvstore.tier import Tier
 
 
@@ -41,17 +41,26 @@ class Recovery:
 
     def _enter(self, tier: Tier, evict: bool, header: Header) -> None:
         """Enter one block, most recent last: with ``evict`` older ones make way for it."""
-        facts = Record(
-            header.key, header.parent, header.namespace, header.block_tokens, header.raw_bytes,
-            header.created_ms, header.expiry.soft_ms, header.expiry.hard_ms, tiers=0,
-        )  # fmt: skip
+        facts = _facts(tier, header)
         footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
-        is_usable = header.codec == RAW_CODEC and not facts.is_expired(self._clock.wall_ms())
-        if is_usable and self._index.recovered(tier.bit, facts, footprint, now_s):
+        is_alive = not facts.is_expired(self._clock.wall_ms())
+        if is_alive and self._index.recovered(tier.bit, facts, footprint, now_s):
             return
-        if is_usable and evict:
-            room = self._placement.make_room(tier, facts)
+        if is_alive and evict:
+            room = self._placement.make_room(tier, facts, header.stored_bytes)
             if room is not None:
                 self._index.settle(tier.bit, room, facts, now_s)
                 return
         self._placement.reject(tier, header.key)
+
+
+def _facts(tier: Tier, header: Header) -> Record:
+    """Return what ``header`` tells of its block; of one that cannot be read here nothing but its end."""
+    ends = header.expiry
+    if tier.knows(header):
+        return Record(
+            header.key, header.parent, header.namespace, header.block_tokens, header.raw_bytes,
+            header.created_ms, ends.soft_ms, ends.hard_ms,
+        )  # fmt: skip
+    soft_ms = ends.soft_ms if header.version == FRAME_VERSION else UNKNOWN_MS
+    return Record(header.key, b"", soft_ms=soft_ms, hard_ms=ends.hard_ms, unreadable=1 << tier.bit)

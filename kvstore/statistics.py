@@ -19,6 +19,8 @@ class Count:
     """A block the index named was not on the medium."""
     CORRUPT: Final = "corrupt"
     """A block failed verification, was dropped, and counted as a miss."""
+    UNKNOWN_FORM: Final = "unknown_form"
+    """A block was in a form of another version or of a codec that is not known here: a miss, left alone."""
     READ_FAULTS: Final = "read_faults"
     WRITE_FAULTS: Final = "write_faults"
     DELETE_FAULTS: Final = "delete_faults"
@@ -36,9 +38,9 @@ class Count:
     BREAKER_OPENINGS: Final = "breaker_openings"
 
     ALL: Final = (
-        LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, READ_FAULTS, WRITE_FAULTS, DELETE_FAULTS,
-        LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, NOT_WORTH_STORING, EVICTIONS, EXPIRATIONS, PROMOTIONS,
-        BREAKER_OPENINGS,
+        LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, UNKNOWN_FORM, READ_FAULTS, WRITE_FAULTS,
+        DELETE_FAULTS, LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, NOT_WORTH_STORING, EVICTIONS, EXPIRATIONS,
+        PROMOTIONS, BREAKER_OPENINGS,
     )  # fmt: skip
 
 

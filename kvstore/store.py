@@ -10,6 +10,7 @@ from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
+from kvstore.flights import Flights
 from kvstore.index import ResidencyIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
@@ -19,7 +20,7 @@ from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.recovery import Recovery
 from kvstore.retrieval import Retrieval
-from kvstore.seams import Lending
+from kvstore.seams import Codec, Lending, OnTransfer
 from kvstore.statistics import Health, State, StoreStatistics, TierHealth, TierStatistics
 from kvstore.storing import Reservation, Storing
 from kvstore.tier import DEVICE, MemoryTier, TierSpec, WriteMode, make_tier
@@ -60,7 +61,9 @@ class TieredStore:
 
     ``arena`` provides the memory in which blocks are filled and loads land; a tier whose backend
     can lend (``Lending``) keeps its blocks there as well, and must come first. Methods block on
-    I/O only where they say so. The store owns the backends and closes them.
+    I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
+    that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
+    each block that was read from a medium.
     """
 
     def __init__(
@@ -70,20 +73,27 @@ class TieredStore:
         config: StoreConfig | None = None,
         clock: Clock | None = None,
         device: DeviceTier | None = None,
+        *,
+        codecs: Sequence[Codec] = (),
+        on_transfer: OnTransfer | None = None,
     ) -> None:
         _refuse_odd_tiers(tiers)
         self.config = config or StoreConfig()
         self._clock = clock or Clock()
         self._device = device or DeviceTier()
         self._arena = arena
-        self._tiers = tuple(make_tier(spec, bit, self._clock) for bit, spec in enumerate(tiers, start=1))
+        known = [*codecs, *(spec.codec for spec in tiers if spec.codec)]
+        self._tiers = tuple(
+            make_tier(spec, bit, self._clock, known) for bit, spec in enumerate(tiers, start=1)
+        )
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
         ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
         self._index = ResidencyIndex([None, *ledgers])
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
-        self._retrieval = Retrieval(self._tiers, self._index, self._placement, arena, self._clock, audit)
+        flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer)
+        self._retrieval = Retrieval(self._tiers, self._index, self._placement, flights, self._clock, audit)
         self._storing = Storing(self._placement, self._index, arena, audit)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._num_wanted = self._num_found = 0

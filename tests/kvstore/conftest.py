@@ -10,7 +10,7 @@ import pytest
 from backends.host import HostBackend
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.frame import HEADER_BYTES, Header
+from kvstore.frame import FRAME_VERSION, HEADER_BYTES, Header, frame_version, of_other_version
 from kvstore.namespace import Namespace
 from kvstore.seams import Admission, BackendStats
 from kvstore.store import StoreConfig, TieredStore
@@ -58,7 +58,14 @@ class DictBackend:
         return payload_bytes + HEADER_BYTES
 
     def recover(self) -> Iterable[Header]:
-        return [Header.unpack(header) for header, _ in self.frames.values()]
+        return [self._header(key) for key in self.frames]
+
+    def _header(self, key: bytes) -> Header:
+        packed, payload = self.frames[key]
+        version = frame_version(packed)
+        if version in {None, FRAME_VERSION}:
+            return Header.unpack(packed)
+        return of_other_version(version or 0, key, len(payload))
 
     def put_manifest(self, namespace: bytes, manifest: str) -> None:
         self.kept_manifests[namespace] = manifest

@@ -1,0 +1,217 @@
+"""Blocks on their way in from a medium: queued, read into staging memory, handed to whoever waits."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Condition
+
+from kvstore.arena import Arena, Slot
+from kvstore.audit import Audit
+from kvstore.clock import Clock
+from kvstore.frame import checksum
+from kvstore.index import ResidencyIndex
+from kvstore.loading import Load, OnDone, SharedBytes, Ticket
+from kvstore.placement import Placement
+from kvstore.reading import Arrival, Landing, Read
+from kvstore.record import Record
+from kvstore.seams import OnTransfer, Transfer
+from kvstore.statistics import Count
+from kvstore.tier import Tier
+
+_STAGING_WAIT_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One transfer: the block, held, what its bytes turn out to be, who waits for it, where it lands."""
+
+    tier: Tier
+    record: Record
+    landed: Record
+    load: Load
+    began_s: float
+    slot: Slot | None = None
+
+
+class Flights:
+    """Transfers under way, one per key at a time, whoever asks. Thread-safe.
+
+    Of a tier that streams, a reader takes as many as wait and there is memory for, in one exchange.
+    Each load ends as soon as its block has arrived; a fault ends those that have not.
+    """
+
+    def __init__(
+        self,
+        index: ResidencyIndex,
+        placement: Placement,
+        arena: Arena,
+        clock: Clock,
+        audit: Audit,
+        on_transfer: OnTransfer | None,
+    ) -> None:
+        self._index = index
+        self._placement = placement
+        self._arena = arena
+        self._clock = clock
+        self._audit = audit
+        self._on_transfer = on_transfer
+        self._flights: dict[bytes, _Flight] = {}
+        self._waiting: defaultdict[int, deque[_Flight]] = defaultdict(
+            deque
+        )  # by tier, one job in its pool for each
+        self._changed = Condition()
+
+    def begin(self, tier: Tier, record: Record, deadline_s: float, on_done: OnDone | None) -> Ticket:
+        """Join the transfer of this block that is under way, or begin one; ``record`` is held.
+
+        A ticket abandoned after ``deadline_s`` counts against the tier.
+        """
+
+        def note_if_late() -> None:
+            if self._clock.monotonic_s() >= deadline_s:
+                tier.note_late_load()
+
+        with self._changed:
+            flight = self._flights.get(record.key)
+            ticket = flight.load.join(on_done, note_if_late) if flight else None
+            if ticket is not None:
+                self._index.unhold([record])
+                return ticket
+            flight = _Flight(tier, record, record.copy(), Load(), self._clock.monotonic_s())
+            self._flights[record.key] = flight
+            ticket = Ticket.on(flight.load, on_done, note_if_late)
+            is_queued = tier.pool.read(partial(self._run, tier))
+            if is_queued:
+                self._waiting[tier.bit].append(flight)
+        if not is_queued:
+            self._refuse(flight)
+        return ticket
+
+    def _run(self, tier: Tier) -> None:
+        """Move blocks that wait; whatever happens, whoever waits for one of them hears of the end."""
+        boarded: deque[_Flight] = deque()
+        try:
+            self._board(tier, boarded)
+            if boarded:
+                self._move(tier, boarded)
+        finally:
+            for flight in boarded:
+                self._finish(flight, None)
+
+    def _board(self, tier: Tier, boarded: deque[_Flight]) -> None:
+        """Add flights that wait, with memory to land in, to ``boarded``.
+
+        One that cannot have any at once is left for the next batch unless it is the first, which
+        waits: a batch that waited with memory in its hands could wait for itself.
+        """
+        while len(boarded) < tier.max_batch and (flight := self._next(tier)) is not None:
+            boarded.append(flight)
+            if len(boarded) == 1:
+                flight.slot = self._staging_slot(flight)
+            elif self._is_wanted(flight):
+                flight.slot = self._arena.allocate(flight.record.raw_bytes)
+                if flight.slot is None:
+                    with self._changed:
+                        self._waiting[tier.bit].appendleft(boarded.pop())
+                    return
+            if flight.slot is None:
+                self._refuse(boarded.pop())
+
+    def _next(self, tier: Tier) -> _Flight | None:
+        with self._changed:
+            waiting = self._waiting[tier.bit]
+            return waiting.popleft() if waiting else None
+
+    def _move(self, tier: Tier, boarded: deque[_Flight]) -> None:
+        landings = [Landing(flight.landed, flight.slot.view) for flight in boarded if flight.slot]
+        with closing(tier.read_each(landings)) as arrivals:
+            for arrival in arrivals:
+                flight = boarded[0]
+                self._arrived(flight, arrival)
+                boarded.popleft()
+
+    def _arrived(self, flight: _Flight, arrival: Arrival) -> None:
+        """End one load by how its block arrived."""
+        tier, key = flight.tier, flight.record.key
+        if arrival.outcome is Read.DONE:
+            self._report(flight, arrival)
+            self._finish(flight, flight.slot)
+            return
+        if arrival.outcome in (Read.MISSING, Read.CORRUPT):
+            self._placement.remove(tier, key, even_if_held=True)
+        elif arrival.outcome is Read.UNKNOWN_FORM:
+            self._placement.disown(tier, key)
+        elif arrival.outcome is Read.REFUSED:
+            tier.counters.add(Count.REFUSED_LOADS)
+        self._finish(flight, None)
+
+    def _refuse(self, flight: _Flight) -> None:
+        flight.tier.counters.add(Count.REFUSED_LOADS)
+        self._finish(flight, None)
+
+    def _report(self, flight: _Flight, arrival: Arrival) -> None:
+        if self._on_transfer is None:
+            return
+        transfer = Transfer(
+            flight.tier.name, flight.began_s, self._clock.monotonic_s(), arrival.stored_bytes,
+            flight.record.raw_bytes, arrival.decode_s,
+        )  # fmt: skip
+        with suppress(Exception):  # whoever listens is not part of the load
+            self._on_transfer(transfer)
+
+    def _finish(self, flight: _Flight, arrived: Slot | None) -> None:
+        """End a load, with the block in ``arrived`` or as a miss, which frees its memory."""
+        with self._changed:
+            self._flights.pop(flight.record.key, None)
+        if arrived is None:
+            if flight.slot is not None:
+                flight.slot.free()
+                self._wake()
+            flight.load.finish(None)
+            self._index.unhold([flight.record])
+            return
+        data, give_back = arrived.view, self._keep(flight, arrived)
+        flight.load.finish(lambda n: SharedBytes(data, give_back, tier=flight.tier.name, num_readers=n))
+
+    def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
+        """Promote what was loaded if memory has room; returns how its bytes are given back."""
+        record, memory = flight.record, self._placement.memory
+        if memory is None or not memory.admits(record.block_tokens, record):
+            return lambda: self._give_back(record, slot)
+        room = self._placement.make_room(memory, record)
+        if flight.landed.checksum is None and self._audit.selects(record.key):
+            flight.landed.checksum = checksum(slot.view)
+        kept = None if room is None else self._placement.keep(memory, flight.landed, room, slot)
+        if kept is None:
+            return lambda: self._give_back(record, slot)
+        memory.counters.add(Count.PROMOTIONS)
+        self._index.unhold([record])
+        return kept.give_back
+
+    def _give_back(self, record: Record, slot: Slot) -> None:
+        slot.free()
+        self._index.unhold([record])
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _is_wanted(self, flight: _Flight) -> bool:
+        return not flight.tier.pool.is_closing and flight.load.is_wanted()
+
+    def _staging_slot(self, flight: _Flight) -> Slot | None:
+        """Return memory to land in, waiting while other loads use it all; ``None``: none in time."""
+        ends_at_s = flight.began_s + _STAGING_WAIT_S
+        while self._is_wanted(flight):
+            slot = self._arena.allocate(flight.record.raw_bytes)
+            if slot is not None or self._clock.monotonic_s() >= ends_at_s:
+                return slot
+            memory = self._placement.memory
+            if memory is None or not self._placement.evict_next(memory):
+                with self._changed:
+                    self._changed.wait(0.01)
+        return None

@@ -1,0 +1,61 @@
+"""One direction of a tier's traffic: whatever a medium raises ends here, counted and told to the breaker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeVar
+
+from kvstore.breaker import Breaker
+from kvstore.clock import Clock
+from kvstore.errors import one_line
+from kvstore.statistics import Count, Counters
+
+T = TypeVar("T")
+
+
+class Guard:
+    """A breaker with its lock, its clock and the counts of its tier. Thread-safe."""
+
+    def __init__(self, breaker: Breaker, counters: Counters, clock: Clock) -> None:
+        self._breaker = breaker
+        self._counters = counters
+        self._clock = clock
+        self._lock = Lock()
+
+    def is_open(self) -> bool:
+        """Say whether attempts are refused right now, without taking the trial."""
+        return self._breaker.is_open(self._clock.monotonic_s())
+
+    def may(self) -> bool:
+        """Say whether an attempt may be made now; takes the trial of a half-open breaker."""
+        with self._lock:
+            return self._breaker.allows(self._clock.monotonic_s())
+
+    def attempt(self, call: Callable[[], T], count: str) -> T | None:
+        """Return what ``call`` returns, or ``None`` after counting what it raised."""
+        try:
+            value = call()
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
+            self.failed(count, error)
+            return None
+        self.succeeded()
+        return value
+
+    def succeeded(self) -> None:
+        """Note an attempt that went well."""
+        with self._lock:
+            self._breaker.succeeded()
+
+    def failed(self, count: str, error: Exception) -> None:
+        """Note an attempt that failed."""
+        self._counters.add(count)
+        with self._lock:
+            has_opened = self._breaker.failed(one_line(error), self._clock.monotonic_s())
+        if has_opened:
+            self._counters.add(Count.BREAKER_OPENINGS)
+
+    def paused_for(self) -> str:
+        """Return why attempts are refused or on trial, in one line; empty when they are not."""
+        with self._lock:
+            return self._breaker.reason if self._breaker.opened_at_s is not None else ""

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from backends.disk import DiskBackend
 from backends.host import HostBackend
+from kvstore.errors import PluginError
 from kvstore.registry import Factory, Kind, Registry
+from kvstore.seams import Backend
+
+
+def redis_backend(**options: Any) -> Backend:
+    """Return a ``RedisBackend``. Raises ``PluginError`` when what it needs is not installed."""
+    try:
+        from backends.redis_backend import RedisBackend  # noqa: PLC0415 - an extra, for those who use it
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed: pip install 'prefixd[redis]'"
+        raise PluginError(Kind.BACKEND.value, "redis", reason) from error
+    return RedisBackend(**options)
+
 
 BUILT_IN: dict[str, Factory] = {
     "host": HostBackend,
     "disk": DiskBackend,
+    "redis": redis_backend,
 }
-"""Factories by name: ``host(arena=Arena)``, ``disk(path=Path)``."""
+"""Factories by name: ``host(arena=Arena)``, ``disk(path=Path)``,
+``redis(address=RedisAddress, clock=Clock | None)``."""
 
 
 def register_builtin(registry: Registry) -> None:

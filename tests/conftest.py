@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from api.folders import cache_folder
+from tests.valkey import Valkey
 
 # Threads that wait for each other give the processor away instead of turning on the spot: on a busy
 # machine tests are several times as fast. Read when torch is loaded, here and in servers started by tests.
@@ -20,3 +22,26 @@ def smollm2() -> Path:
     from engine_adapter.engine.convert import smollm2_folder  # noqa: PLC0415 - torch, for those who ask
 
     return smollm2_folder(cache_folder())
+
+
+@pytest.fixture(scope="module")
+def shared_valkey() -> Iterator[Valkey]:
+    """Return a server that the tests of a module share; ask for ``valkey`` instead."""
+    server = Valkey()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def valkey(shared_valkey: Valkey) -> Valkey:
+    """Return a running server that is empty; for tests that leave its settings as they were."""
+    shared_valkey.admin().flushall()
+    return shared_valkey
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Valkey]:
+    """Return a server of the test's own, to be killed, hung or configured."""
+    server = Valkey()
+    yield server
+    server.close()

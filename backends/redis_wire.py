@@ -1,0 +1,184 @@
+"""RESP on a bare socket: what is sent is not copied, and values land in the caller's buffers."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from hiredis import Reader
+
+from backends.redis_errors import ProtocolError, RefusedError
+
+Piece = bytes | memoryview
+
+_BUFFER_BYTES = 64 * 1024
+_AHEAD_BYTES = 512  # read beyond a value, to find the next one's length: little, since it is copied
+_MAX_PIECES = 512  # well below what one system call takes
+_END = b"\r\n"
+
+
+class Wire:
+    """A connection that is logged in; ``sock`` is taken over. Not thread-safe; every call may block.
+
+    Each wait ends with a ``TimeoutError`` or ``BlockingIOError`` after ``timeout_s``. Any error but
+    ``RefusedError`` leaves the connection in an unknown state, fit only to be closed.
+    """
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        if self._is_plain:
+            # Blocking, with the kernel's own timeouts: it then gathers a whole value in one call.
+            limit = struct.pack("ll", int(timeout_s), max(1, int(timeout_s % 1 * 1_000_000)))
+            sock.settimeout(None)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        else:
+            sock.settimeout(timeout_s)
+
+    def is_fresh(self) -> bool:
+        """Whether nothing lies there that was not asked for, such as the end of the connection."""
+        if self._start != self._end:
+            return False
+        waiting = select.poll()
+        waiting.register(self._sock, select.POLLIN)
+        return not waiting.poll(0)
+
+    def send(self, pieces: Sequence[Piece]) -> None:
+        """Send ``pieces`` one after the other; they stay the caller's."""
+        if self._is_plain:
+            left = [memoryview(piece) for piece in pieces]
+            while left:
+                _drop_sent(left, self._sock.sendmsg(left[:_MAX_PIECES]))
+        else:
+            for piece in pieces:
+                self._sock.sendall(piece)
+
+    def length(self, kind: bytes) -> int:
+        """Read how long a value (``$``) or an array (``*``) is; -1: nil. Raises ``RefusedError``."""
+        line = self._line()
+        if line[:1] != kind:
+            raise _odd(line)
+        return int(line[1:])
+
+    def status(self) -> bytes:
+        """Read a reply of one line, and return that. Raises ``RefusedError``."""
+        line = self._line()
+        if line[:1] == b"-":
+            raise _odd(line)
+        return line
+
+    def bulk(self, target: memoryview) -> int | None:
+        """Read a value into the front of ``target`` and return its length; ``None``: there is none.
+
+        One that is longer than ``target`` is passed over; its length is told all the same.
+        """
+        num_bytes = self.length(b"$")
+        if num_bytes < 0:
+            return None
+        if num_bytes > len(target):
+            self._skip(num_bytes)
+        else:
+            self._read_into(target[:num_bytes])
+        self._need(len(_END))
+        self._start += len(_END)
+        if self._buffer[self._start - len(_END) : self._start] != _END:
+            raise ProtocolError("a value does not end where it should")
+        return num_bytes
+
+    def values(self, num_values: int) -> Iterator[bytes | None]:
+        """Yield ``num_values`` short replies, all that is under way. Raises ``RefusedError``."""
+        reader = Reader(protocolError=ProtocolError, replyError=RefusedError)
+        for _ in range(num_values):
+            while (value := reader.gets()) is False:
+                num_bytes = self._received(self._sock.recv_into(self._view))
+                reader.feed(self._view, 0, num_bytes)  # type: ignore[arg-type]  # any buffer will do
+            if isinstance(value, RefusedError):
+                raise value
+            yield value
+
+    def shut(self) -> None:
+        """Wake whoever waits on this connection, with an error; for another thread to call."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def _line(self) -> bytes:
+        while (at := self._buffer.find(_END, self._start, self._end)) < 0:
+            self._fill(_AHEAD_BYTES)
+        line = bytes(self._view[self._start : at])
+        self._start = at + len(_END)
+        return line
+
+    def _read_into(self, target: memoryview) -> None:
+        num_here = min(len(target), self._end - self._start)
+        target[:num_here] = self._view[self._start : self._start + num_here]
+        self._start += num_here
+        if num_here < len(target):
+            self._receive_all(target[num_here:])
+
+    def _skip(self, num_bytes: int) -> None:
+        while num_bytes:
+            if self._start == self._end:
+                self._fill(_BUFFER_BYTES)
+            num_here = min(num_bytes, self._end - self._start)
+            self._start += num_here
+            num_bytes -= num_here
+
+    def _need(self, num_bytes: int) -> None:
+        while self._end - self._start < num_bytes:
+            self._fill(_AHEAD_BYTES)
+
+    def _fill(self, limit: int) -> None:
+        """Read what there is, at most ``limit`` bytes, behind what lies in the buffer."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._end + min(limit, _AHEAD_BYTES) > _BUFFER_BYTES:
+            held = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, len(held)
+            self._view[: len(held)] = held
+        room = min(limit, _BUFFER_BYTES - self._end)
+        if not room:
+            raise ProtocolError("a line without an end")
+        self._end += self._received(self._sock.recv_into(self._view[self._end :], room))
+
+    def _receive_all(self, target: memoryview) -> None:
+        """Fill ``target``; a server that sends no more than a trickle is too slow."""
+        flags = socket.MSG_WAITALL if self._is_plain else 0
+        ends_at_s = time.monotonic() + self._timeout_s
+        while True:
+            target = target[self._received(self._sock.recv_into(target, 0, flags)) :]
+            if not target:
+                return
+            if time.monotonic() > ends_at_s:
+                raise TimeoutError
+
+    def _received(self, num_bytes: int) -> int:
+        if not num_bytes:
+            raise ConnectionResetError("it has closed the connection")
+        return num_bytes
+
+
+def _drop_sent(pieces: list[memoryview], num_bytes: int) -> None:
+    while pieces and num_bytes >= len(pieces[0]):
+        num_bytes -= len(pieces.pop(0))
+    if num_bytes:
+        pieces[0] = pieces[0][num_bytes:]
+
+
+def _odd(line: bytes) -> Exception:
+    if line[:1] == b"-":
+        return RefusedError(line[1:].decode(errors="replace"))
+    return ProtocolError("a reply of another kind than was asked for")

@@ -24,6 +24,8 @@ def health_answer(serving: Serving) -> HealthAnswer:
     engine, store = serving.engine.health(), serving.store.health()
     reasons = {name: tier.reason for name, tier in store.tiers.items() if tier.state is not State.OK}
     reasons |= serving.degraded
+    if store.reason:
+        reasons["store"] = store.reason
     if not engine.ok:
         reasons["engine"] = engine.reason
     if not engine.ok or store.state is State.UNHEALTHY:

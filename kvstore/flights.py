@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
+from kvstore.absences import Cause
 from kvstore.arena import Arena, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
@@ -22,6 +23,7 @@ from kvstore.statistics import Count
 from kvstore.tier import Tier
 
 _STAGING_WAIT_S = 10.0
+_CAUSES = {Read.MISSING: Cause.MISSING, Read.CORRUPT: Cause.CORRUPT}  # of which the tier lets go
 
 
 @dataclass(slots=True, eq=False)
@@ -140,8 +142,8 @@ class Flights:
             self._report(flight, arrival)
             self._finish(flight, flight.slot)
             return
-        if arrival.outcome in (Read.MISSING, Read.CORRUPT):
-            self._placement.remove(tier, key, even_if_held=True)
+        if (cause := _CAUSES.get(arrival.outcome)) is not None:
+            self._placement.remove(tier, key, cause, even_if_held=True)
         elif arrival.outcome is Read.UNKNOWN_FORM:
             self._placement.disown(tier, key)
         elif arrival.outcome is Read.REFUSED:

@@ -1,75 +1,28 @@
-"""The residency index: which blocks there are, in which tiers, who holds them, when they end.
-
-All bookkeeping of the store happens here, under one lock and without any I/O. Tiers are numbered
-from the fastest; a record's ``tiers`` is a bit mask over those numbers.
-"""
+"""The residency index: all bookkeeping of the store, under one lock and without any I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
-from threading import Lock
 
-from kvstore.ends import Ends
+from kvstore.absences import Absences, Cause
 from kvstore.errors import InvariantError
 from kvstore.ledger import Ledger, Room
 from kvstore.record import UNKNOWN_MS, Record
+from kvstore.residents import Residents
 
 
-class ResidencyIndex:
-    """Records by key, and the ledger of each tier that stores bytes. Thread-safe.
+class ResidencyIndex(Residents):
+    """What ``Residents`` knows, and the ledger of each tier that stores bytes. Thread-safe.
 
     ``ledgers[bit]`` is ``None`` for a tier that keeps its own books and only reports what it
     holds (the device pool).
     """
 
-    def __init__(self, ledgers: Sequence[Ledger | None]) -> None:
+    def __init__(self, ledgers: Sequence[Ledger | None], absences: Absences) -> None:
+        super().__init__(absences)
         self._ledgers = tuple(ledgers)
-        self._records: dict[bytes, Record] = {}
-        self._ends = Ends(self._records)
         self._now_s = -inf
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def find(self, keys: Sequence[bytes], mask: int, now_ms: int, soft_ms: int) -> list[Record | None]:
-        """Return each key's record, held once, or ``None`` where no tier of ``mask`` has it alive.
-
-        A hit extends the block's soft limit to ``soft_ms``. Every record returned must be passed
-        to ``unhold``.
-        """
-        found: list[Record | None] = []
-        get = self._records.get
-        with self._lock:
-            for key in keys:
-                record = get(key)
-                if record is None or not record.tiers & mask or record.is_expired(now_ms):
-                    found.append(None)
-                    continue
-                record.num_holds += 1
-                record.extend(soft_ms)
-                found.append(record)
-        return found
-
-    def hold(self, key: bytes, bit: int, now_ms: int | None = None) -> Record | None:
-        """Return the record of ``key``, held once more, when tier ``bit`` has it (alive at ``now_ms``)."""
-        with self._lock:
-            record = self._records.get(key)
-            if record is None or not record.tiers >> bit & 1:
-                return None
-            if now_ms is not None and record.is_expired(now_ms):
-                return None
-            record.num_holds += 1
-            return record
-
-    def unhold(self, records: Iterable[Record]) -> None:
-        """Give one hold of each record back."""
-        with self._lock:
-            for record in records:
-                record.num_holds -= 1
-                if record.is_nowhere:
-                    self._forget(record)
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
@@ -81,33 +34,20 @@ class ResidencyIndex:
                     if record.tiers & mask:
                         policy.touch(record.key, now_s)
 
-    def contains(self, key: bytes, mask: int, soft_ms: int) -> bool:
-        """Say whether a tier of ``mask`` has ``key``; wherever it is, its soft limit is extended."""
-        record = self._records.get(key)
-        if record is None:
-            return False
-        with self._lock:
-            record.extend(soft_ms)
-            return bool(record.tiers & mask)
-
-    def ended(self, keys: Iterable[bytes], now_ms: int) -> list[bytes]:
-        """Return those of ``keys`` that name a block whose time is over."""
-        get = self._records.get
-        with self._lock:
-            return [key for key in keys if (record := get(key)) and record.is_expired(now_ms)]
-
     def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
-        """Set room aside in a tier; returns it with its victims' records, or ``None``.
+        """Set room aside in a tier; returns it with its victims' records, or ``None``: none, or not wanted.
 
         The victims are out of the index when this returns; the caller deletes them from the
         medium before it uses the room.
         """
         ledger = self._ledger(bit)
         with self._lock:
+            if key in self._absences.quarantined:
+                return None
             room = ledger.reserve(key, footprint_bytes, self._is_held)
             if room is None:
                 return None
-            victims = [self._clear_bit(victim, bit) for victim in room.victims]
+            victims = [self._clear_bit(victim, bit, Cause.EVICTED) for victim in room.victims]
         return room, victims
 
     def evict_next(self, bit: int) -> Record | None:
@@ -118,7 +58,7 @@ class ResidencyIndex:
             if victim is None:
                 return None
             ledger.begin_removal(victim)
-            return self._clear_bit(victim, bit)
+            return self._clear_bit(victim, bit, Cause.EVICTED)
 
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier."""
@@ -131,10 +71,10 @@ class ResidencyIndex:
         with self._lock:
             self._ledger(bit).cancel(room)
 
-    def settle(self, bit: int, room: Room, facts: Record, now_s: float) -> None:
-        """Make the block of ``room`` visible in its tier, in one step."""
+    def settle(self, bit: int, room: Room, facts: Record, now_s: float, *, is_theirs: bool = False) -> None:
+        """Make the block of ``room`` visible in its tier, in one step; ``is_theirs``: others stored it."""
         with self._lock:
-            self._ledger(bit).settle(room, facts.parent, self._time(now_s))
+            self._ledger(bit).settle(room, facts.parent, self._time(now_s), is_theirs=is_theirs)
             self._entered(bit, facts)
 
     def settle_in_memory(self, bit: int, room: Room, facts: Record, now_s: float) -> Record:
@@ -152,11 +92,49 @@ class ResidencyIndex:
         with self._lock:
             if ledger.knows(facts.key):
                 return True
+            if facts.key in self._absences.quarantined:
+                return False
             if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
                 return False
             ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s))
             self._entered(bit, facts)
             return True
+
+    def found(self, bit: int, facts: Record, footprint_bytes: int, now_s: float) -> bool | None:
+        """Enter a block that others stored on a shared medium; says whether it is new.
+
+        One that is known is extended. Others' blocks make way at once. ``None``: there is no room
+        unless some of our own go.
+        """
+        ledger = self._ledger(bit)
+        with self._lock:
+            if facts.key in ledger.held:
+                record = self._records[facts.key]
+                record.extend(facts.soft_ms)
+                if not record.tiers >> bit & 1:  # what lay there before could not be read
+                    ledger.forget(facts.key)
+                    self._clear_bit(facts.key, bit, Cause.EVICTED)
+            if ledger.knows(facts.key) or facts.key in self._absences.quarantined:
+                return False
+            victims = ledger.their_victims(footprint_bytes, self._is_held)
+            if victims is None:
+                return None
+            for victim in victims:
+                ledger.forget(victim)
+                self._clear_bit(victim, bit, Cause.EVICTED)
+            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s), is_theirs=True)
+            self._entered(bit, facts)
+            return True
+
+    def held(self, bit: int, keys: Sequence[bytes]) -> set[bytes]:
+        """Return those of ``keys`` that a tier is believed to have."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            return {key for key in keys if key in ledger.held}
+
+    def is_theirs(self, bit: int, key: bytes) -> bool:
+        """Say whether a block of a tier, or on its way out of it, was stored by others."""
+        return key in self._ledger(bit).theirs
 
     def begin_rejection(self, bit: int, key: bytes) -> bool:
         """Begin to remove a block found on a medium and not wanted; ``False``: the index knows it by now."""
@@ -176,13 +154,14 @@ class ResidencyIndex:
         with self._lock:
             self._entered(bit, Record(key, parent, soft_ms=UNKNOWN_MS))
 
-    def unreport(self, bit: int, key: bytes) -> None:
+    def unreport(self, bit: int, key: bytes, now_ms: int) -> None:
         """Note that a tier that keeps its own books no longer holds this block."""
         with self._lock:
-            if key in self._records:
-                self._clear_bit(key, bit)
+            record = self._records.get(key)
+            if record is not None and record.tiers >> bit & 1:
+                self._clear_bit(key, bit, Cause.EXPIRED if record.is_expired(now_ms) else Cause.EVICTED)
 
-    def begin_removal(self, bit: int, key: bytes, *, even_if_held: bool = False) -> bool:
+    def begin_removal(self, bit: int, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
         """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.
 
         A held block stays, unless ``even_if_held``: what is bad must go, and whoever holds it
@@ -193,7 +172,7 @@ class ResidencyIndex:
                 return False
             if not self._ledger(bit).begin_removal(key):
                 return False
-            self._clear_bit(key, bit)
+            self._clear_bit(key, bit, cause)
             return True
 
     def confirm_removal(self, bit: int, key: bytes) -> None:
@@ -216,11 +195,6 @@ class ResidencyIndex:
         ledger = self._ledger(bit)
         with self._lock:
             return list(ledger.stuck)
-
-    def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
-        """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
-        with self._lock:
-            return [(record.key, record.charged) for record in self._ends.due(now_ms, limit)]
 
     def resident(self, bit: int) -> list[bytes]:
         """Return the keys a tier holds, for operations over all of it."""
@@ -251,12 +225,6 @@ class ResidencyIndex:
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
 
-    @property
-    def num_holds(self) -> int:
-        """All holds there are; zero when nothing is leased, loading or being written."""
-        with self._lock:
-            return sum(record.num_holds for record in self._records.values())
-
     def _ledger(self, bit: int) -> Ledger:
         ledger = self._ledgers[bit]
         if ledger is None:
@@ -267,30 +235,3 @@ class ResidencyIndex:
         """Return ``now_s``, or a later time seen before: callers read the clock before they have the lock."""
         self._now_s = max(self._now_s, now_s)
         return self._now_s
-
-    def _is_held(self, key: bytes) -> bool:
-        record = self._records.get(key)
-        return record is not None and record.num_holds > 0
-
-    def _entered(self, bit: int, facts: Record) -> Record:
-        is_unreadable = facts.unreadable >> bit & 1
-        record = self._records.setdefault(facts.key, facts)
-        if is_unreadable:
-            record.unreadable |= 1 << bit
-        else:
-            record.tiers |= 1 << bit
-        if record is not facts and facts.raw_bytes:
-            record.complete_from(facts)
-        self._ends.note(record)
-        return record
-
-    def _clear_bit(self, key: bytes, bit: int) -> Record:
-        record = self._records[key]
-        record.tiers &= ~(1 << bit)
-        record.unreadable &= ~(1 << bit)
-        if record.is_nowhere:
-            self._forget(record)
-        return record
-
-    def _forget(self, record: Record) -> None:
-        self._records.pop(record.key, None)

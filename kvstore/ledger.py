@@ -25,6 +25,7 @@ class Ledger:
     A block is *arriving* while its bytes are written, *held* once it is visible, and *leaving*
     until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer is *heir* to
     the bytes of its victims, because its writer deletes them first: they count only for it.
+    *Theirs* are blocks that others stored on a medium that is shared; they count like any.
     """
 
     budget_bytes: int
@@ -34,6 +35,7 @@ class Ledger:
     leaving: dict[bytes, int] = field(default_factory=dict)
     heirs: dict[bytes, Room] = field(default_factory=dict)
     stuck: set[bytes] = field(default_factory=set)
+    theirs: set[bytes] = field(default_factory=set)
     held_bytes: int = 0
     arriving_bytes: int = 0
     leaving_bytes: int = 0
@@ -65,20 +67,36 @@ class Ledger:
         self.arriving_bytes += footprint_bytes
         return room
 
-    def settle(self, room: Room, parent: bytes, now_s: float) -> None:
+    def settle(self, room: Room, parent: bytes, now_s: float, *, is_theirs: bool = False) -> None:
         """Turn a reservation into a visible block."""
         self._end(room)
-        self.add(room.key, parent, room.footprint_bytes, now_s)
+        self.add(room.key, parent, room.footprint_bytes, now_s, is_theirs=is_theirs)
 
     def cancel(self, room: Room) -> None:
         """Give a reservation back."""
         self._end(room)
 
-    def add(self, key: bytes, parent: bytes, footprint_bytes: int, now_s: float) -> None:
+    def add(
+        self, key: bytes, parent: bytes, footprint_bytes: int, now_s: float, *, is_theirs: bool = False
+    ) -> None:
         """Enter a block that is on the medium already."""
+        if is_theirs:
+            self.theirs.add(key)
         self.held[key] = footprint_bytes
         self.held_bytes += footprint_bytes
         self.policy.insert(key, parent, now_s)
+
+    def their_victims(
+        self, footprint_bytes: int, is_in_use: Callable[[bytes], bool]
+    ) -> tuple[bytes, ...] | None:
+        """Return who makes way for a block that is on the medium already; ``None``: not theirs alone."""
+        victims = self._choose_victims(self.used_bytes + footprint_bytes - self.budget_bytes, is_in_use)
+        return victims if victims is not None and self.theirs.issuperset(victims) else None
+
+    def forget(self, key: bytes) -> None:
+        """Take a visible block off the books; the medium keeps it."""
+        self._take(key)
+        self.theirs.discard(key)
 
     def begin_removal(self, key: bytes) -> bool:
         """Start to remove a visible block; its bytes count until ``confirm_removal``."""
@@ -102,6 +120,7 @@ class Ledger:
         if self.heirs.pop(key, None) is None:
             self.leaving_bytes -= footprint
         self.stuck.discard(key)
+        self.theirs.discard(key)
 
     def removal_failed(self, key: bytes) -> None:
         """Note that the medium still has ``key``: its bytes count until a later attempt is confirmed.
@@ -130,6 +149,8 @@ class Ledger:
             raise InvariantError("the eviction policy holds other blocks than the tier")
         if not self.stuck | self.heirs.keys() <= self.leaving.keys() or self.stuck & self.heirs.keys():
             raise InvariantError("a stuck or inherited block is not on its way out")
+        if not self.theirs <= self.held.keys() | self.leaving.keys():
+            raise InvariantError("a block of others is not on the books")
         if self.used_bytes > self.budget_bytes:
             raise InvariantError(f"{self.used_bytes} bytes used exceed the budget of {self.budget_bytes}")
         self.policy.check()

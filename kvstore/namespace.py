@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -55,16 +56,51 @@ class Namespace:
 
     @classmethod
     def from_manifest(cls, text: str) -> Namespace:
-        """Read a manifest back. Raises ``ValueError`` when it is not one of this version."""
-        facts: dict[str, Any] = json.loads(text)
-        if facts.pop("manifest_version", None) != MANIFEST_VERSION:
+        """Read a manifest back. Raises ``ValueError`` when it is not one of this version, or malformed."""
+        try:
+            facts = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("the manifest is nested too deeply") from error
+        if not isinstance(facts, dict) or facts.pop("manifest_version", None) != MANIFEST_VERSION:
             raise ValueError("a manifest of another version")
         digest = facts.pop("digest", None)
-        facts["model_config"] = canonical_json(facts["model_config"])
-        namespace = cls(**facts)
+        facts["model_config"] = canonical_json(facts.get("model_config"))
+        types = {field.name: int if field.type == "int" else str for field in fields(cls)}
+        if any(type(value) is not types.get(name) for name, value in facts.items()):
+            raise ValueError("a field of the manifest is of another kind")
+        try:
+            namespace = cls(**facts)
+        except TypeError as error:
+            raise ValueError("a field is missing in the manifest") from error
         if namespace.digest.hex() != digest:
             raise ValueError("the manifest does not match its digest")
         return namespace
+
+
+def differing_fields(one: Namespace, other: Namespace) -> list[str]:
+    """Return the names of the identity's fields that differ, those of ``model_config`` one by one.
+
+    Their names are dotted: ``model_config.rope_parameters.rope_theta``.
+    """
+    return [
+        name
+        for field in fields(Namespace)
+        if field.name != "label"
+        for name in _differences(field.name, _value_of(one, field.name), _value_of(other, field.name))
+    ]
+
+
+def _value_of(namespace: Namespace, name: str) -> Any:
+    value = getattr(namespace, name)
+    return json.loads(value) if name == "model_config" else value
+
+
+def _differences(name: str, one: Any, other: Any) -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(one.keys() | other.keys()):
+            yield from _differences(f"{name}.{key}", one.get(key), other.get(key))
+    elif one != other:
+        yield name
 
 
 def canonical_json(value: object) -> str:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 from threading import Thread
 from typing import NamedTuple
 
+from kvstore.absences import Cause
 from kvstore.arena import Slot
 from kvstore.clock import Clock
+from kvstore.demotions import Demotion, Demotions
 from kvstore.forms import Stored
 from kvstore.frame import RAW_CODEC, Header, checksum
 from kvstore.index import ResidencyIndex
 from kvstore.ledger import Room
 from kvstore.loading import GiveBack, SharedBytes
-from kvstore.namespace import Namespace
 from kvstore.record import Record
 from kvstore.seams import Loan
+from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Count
-from kvstore.tier import MemoryTier, Tier, WriteMode
-
-_MAX_DESCRIBED = 4096  # salts are namespaces too, and anybody may invent them
+from kvstore.tier import DEVICE_BIT, MemoryTier, Tier, WriteMode
 
 
 class Lent(NamedTuple):
@@ -41,17 +39,17 @@ class Placement:
         self._index = index
         self._clock = clock
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
-        self._below_memory = tuple(tier for tier in tiers if tier is not self.memory)
+        self.below_memory = tuple(tier for tier in tiers if tier is not self.memory)
         self._write_through = self._with_mode(WriteMode.THROUGH)
         self._write_back = self._with_mode(WriteMode.BACK)
         self._write_second_use = self._with_mode(WriteMode.SECOND_USE)
-        self._described: OrderedDict[bytes, None] = OrderedDict()
+        self._demotions = Demotions()
         self._copying: set[tuple[int, bytes]] = set()  # queued already: a block may be hit again and again
         self.bytes_mask = sum(1 << tier.bit for tier in tiers)
 
-    def readable_mask(self) -> int:
-        """Return the tiers that lookups should count on, as a mask."""
-        return sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
+    def findable_mask(self) -> int:
+        """Return the tiers that lookups should count on, the engine's own pool included, as a mask."""
+        return 1 << DEVICE_BIT | sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
 
     def make_room(self, tier: Tier, facts: Record, stored_bytes: int | None = None) -> Room | None:
         """Set room aside and see its victims off; blocks on the medium of a tier below memory.
@@ -88,6 +86,7 @@ class Placement:
             self._index.cancel(tier.bit, room)
             return None
         record = self._index.settle_in_memory(tier.bit, room, facts, self._clock.monotonic_s())
+        self._keep_out(tier, facts.key)
         return self._lent(record, loan)
 
     def lend(self, tier: MemoryTier, record: Record) -> Lent | None:
@@ -102,11 +101,13 @@ class Placement:
         """Return the lower tiers that want a newly stored block at once."""
         return [tier for tier in self._write_through if tier.admits(num_tokens, facts)]
 
-    def write_behind(self, tier: Tier, facts: Record, shared: SharedBytes) -> None:
+    def write_behind(
+        self, tier: Tier, facts: Record, shared: SharedBytes, demotion: Demotion | None = None
+    ) -> None:
         """Queue a write to a lower tier; ``shared`` is released when it is done or dropped. Never blocks."""
-        if not tier.pool.write(lambda: self._write(tier, facts, shared)):
-            tier.counters.add(Count.DROPPED_STORES)
-            shared.release()
+        if not tier.pool.write(lambda: self._write(tier, facts, shared, demotion)):
+            self._drop(tier, facts)
+            self._end_write(shared, demotion)
 
     def write_on_second_use(self, records: Sequence[Record]) -> None:
         """Queue hit blocks of the memory tier for the lower tiers that wait for a second use."""
@@ -119,13 +120,25 @@ class Placement:
                 if is_above_only and tier.admits(record.block_tokens, record):
                     self._copy_down(memory, tier, record)
 
-    def remove(self, tier: Tier, key: bytes, *, even_if_held: bool = False) -> bool:
-        """Take a block out of one tier: from memory at once, from a medium in the background."""
-        if not self._index.begin_removal(tier.bit, key, even_if_held=even_if_held):
+    def remove(self, tier: Tier, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
+        """Take a block out of one tier: from memory at once, from a medium in the background.
+
+        What others stored on a shared medium stays there, unless it is bad or was to be removed.
+        """
+        if not self._index.begin_removal(tier.bit, key, cause, even_if_held=even_if_held):
             return False
-        if tier is self.memory or not tier.pool.delete(lambda: self._delete(tier, key)):
+        if cause is Cause.MISSING and self._index.is_theirs(tier.bit, key):
+            self._index.confirm_removal(tier.bit, key)
+        elif tier is self.memory or not tier.pool.delete(lambda: self._delete(tier, key)):
             self._delete(tier, key)
         return True
+
+    def forget(self, tier: Tier, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
+        """Take a block off the books of a shared medium, which ends it by itself or keeps it for others."""
+        is_gone = self._index.begin_removal(tier.bit, key, cause, even_if_held=even_if_held)
+        if is_gone:
+            self._index.confirm_removal(tier.bit, key)
+        return is_gone
 
     def reject(self, tier: Tier, key: bytes) -> None:
         """Remove a block that was found on a medium and is not wanted, unless it was stored meanwhile."""
@@ -138,57 +151,87 @@ class Placement:
 
     def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
         """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
-        num_tiers = sum(self.remove(tier, key) for tier in tiers)
+        num_tiers = 0
+        for tier in tiers:
+            is_called_off = self._demotions.cancel(tier.bit, key)
+            if is_called_off:
+                self._index.note_absent(key, Cause.CLEARED, tier.bit)
+            num_tiers += self.remove(tier, key, Cause.CLEARED) or is_called_off
         return num_tiers > 0
+
+    def quarantine(self, key: bytes) -> None:
+        """Take a block out of every tier, in use or not, and keep it out."""
+        self._index.quarantine(key)
+        for tier in self._tiers:
+            self._demotions.cancel(tier.bit, key)
+            self.remove(tier, key, Cause.QUARANTINED, even_if_held=True)
+
+    def keys_in(self, tier: Tier) -> list[bytes]:
+        """Return the keys of what a tier holds, or will once its queue is written."""
+        return [*self._index.resident(tier.bit), *self._demotions.waiting(tier.bit)]
 
     def remove_due(self, now_ms: int) -> None:
         """Remove what has expired."""
         for key, mask in self._index.due(now_ms):
             for tier in self._tiers:
-                if mask >> tier.bit & 1 and self.remove(tier, key):
+                let_go = self.forget if isinstance(tier, SharedTier) else self.remove
+                if mask >> tier.bit & 1 and let_go(tier, key, Cause.EXPIRED):
                     tier.counters.add(Count.EXPIRATIONS)
 
-    def put_manifest(self, namespace: Namespace) -> None:
-        """Keep a namespace's manifest in every tier that outlives us, written behind, once.
+    def close(self, ends_at_s: float) -> None:
+        """Finish the writes of all tiers and close them, each on its own, by ``ends_at_s`` (monotonic)."""
 
-        Where a queue is full, the next block of the namespace brings it along.
-        """
-        if namespace.digest in self._described:
-            return
-        queued = [tier.pool.write(partial(self._describe, tier, namespace)) for tier in self._below_memory]
-        if all(queued):
-            self._described[namespace.digest] = None
-        while len(self._described) > _MAX_DESCRIBED:
-            self._described.popitem(last=False)
+        def close(tier: Tier) -> None:
+            tier.pool.close(max(0.0, (ends_at_s - time.monotonic()) * 0.8))
+            tier.close_backend()
 
-    def close_tier(self, tier: Tier, ends_at_s: float) -> None:
-        """Finish a tier's writes and close its backend; returns by ``ends_at_s`` (``time.monotonic``)."""
-        tier.pool.close(max(0.0, (ends_at_s - time.monotonic()) * 0.8))
-        closing = Thread(target=tier.close_backend, name=f"{tier.name}-close", daemon=True)
-        closing.start()
-        closing.join(max(0.0, ends_at_s - time.monotonic()))
+        closing = [
+            Thread(target=close, args=(tier,), name=f"{tier.name}-close", daemon=True) for tier in self._tiers
+        ]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(max(0.0, ends_at_s - time.monotonic()))
 
-    def _describe(self, tier: Tier, namespace: Namespace) -> None:
-        if not tier.pool.is_closing:
-            tier.put_manifest(namespace.digest, namespace.manifest())
-
-    def _write(self, tier: Tier, facts: Record, shared: SharedBytes) -> None:
+    def _write(self, tier: Tier, facts: Record, shared: SharedBytes, demotion: Demotion | None) -> None:
         try:
+            if demotion is not None and demotion.is_cancelled:
+                return
             if tier.pool.is_closing or not tier.may_write():
-                tier.counters.add(Count.DROPPED_STORES)
+                self._drop(tier, facts)
                 return
             self._retry_stuck(tier)
-            stored = tier.encode(shared.data)
-            room = self.make_room(tier, facts, len(stored.data)) if stored else None
-            if stored is None or room is None:
-                tier.counters.add(Count.DROPPED_STORES)
-                return
-            if tier.write(_header(facts, stored), stored.data):
-                self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
-            else:
-                self._index.cancel(tier.bit, room)
+            self._write_now(tier, facts, shared.data)
+            if demotion is not None and demotion.is_cancelled:
+                self.remove(tier, facts.key, Cause.CLEARED)
         finally:
-            shared.release()
+            self._end_write(shared, demotion)
+
+    def _write_now(self, tier: Tier, facts: Record, data: memoryview) -> None:
+        stored = tier.encode(data)
+        room = self.make_room(tier, facts, len(stored.data)) if stored else None
+        if stored is None or room is None:
+            self._drop(tier, facts)
+        elif tier.write(_header(facts, stored), stored.data):
+            self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
+            self._keep_out(tier, facts.key)
+        else:
+            self._index.cancel(tier.bit, room)
+            self._index.note_absent(facts.key, Cause.DROPPED, tier.bit)
+
+    def _end_write(self, shared: SharedBytes, demotion: Demotion | None) -> None:
+        if demotion is not None:
+            self._demotions.end(demotion)
+        shared.release()
+
+    def _drop(self, tier: Tier, facts: Record) -> None:
+        tier.counters.add(Count.DROPPED_STORES)
+        self._index.note_absent(facts.key, Cause.DROPPED, tier.bit)
+
+    def _keep_out(self, tier: Tier, key: bytes) -> None:
+        """Remove a block that went into quarantine while it was on its way into a tier."""
+        if self._index.is_quarantined(key):
+            self.remove(tier, key, Cause.QUARANTINED, even_if_held=True)
 
     def _copy_down(self, memory: MemoryTier, tier: Tier, record: Record) -> None:
         copy = tier.bit, record.key
@@ -213,6 +256,9 @@ class Placement:
 
     def _see_off(self, tier: Tier, victim: Record) -> None:
         """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""
+        if self._index.is_theirs(tier.bit, victim.key):
+            self._index.confirm_removal(tier.bit, victim.key)
+            return
         if not isinstance(tier, MemoryTier):
             self._delete(tier, victim.key)
             return
@@ -230,7 +276,8 @@ class Placement:
             return
         shared = SharedBytes(slot.view, slot.free, num_readers=len(wanting))
         for below in wanting:
-            self.write_behind(below, victim.copy(), shared)
+            demotion = self._demotions.begin(below.bit, victim.key)
+            self.write_behind(below, victim.copy(), shared, demotion)
 
     def _delete(self, tier: Tier, key: bytes) -> None:
         """Delete from the medium; one that is closing keeps it, for it may not answer in time."""
@@ -244,7 +291,7 @@ class Placement:
             self._delete(tier, key)
 
     def _with_mode(self, mode: WriteMode) -> tuple[Tier, ...]:
-        return tuple(tier for tier in self._below_memory if tier.config.write_mode is mode)
+        return tuple(tier for tier in self.below_memory if tier.config.write_mode is mode)
 
 
 def _header(facts: Record, stored: Stored) -> Header:

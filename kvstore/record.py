@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvstore.frame import NEVER_MS, Expiry
+from kvstore.frame import NEVER_MS, Expiry, Header
 
 UNKNOWN_MS = -1
 """The soft limit of a block of which a tier has only said that it holds it; it lives until told."""
@@ -74,3 +74,11 @@ class Record:
             self.soft_ms = soft_ms
         elif self.soft_ms:
             self.soft_ms = max(self.soft_ms, soft_ms) if soft_ms else NEVER_MS
+
+
+def record_of(header: Header) -> Record:
+    """Return what a stored block's header says of it: in no tier, held by nobody."""
+    return Record(
+        header.key, header.parent, header.namespace, header.block_tokens, header.raw_bytes,
+        header.created_ms, header.expiry.soft_ms, header.expiry.hard_ms,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.absences import Cause
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.flights import Flights
@@ -104,7 +105,7 @@ class Retrieval:
 
     def _drop_corrupt(self, tier: MemoryTier, record: Record) -> None:
         tier.counters.add(Count.CORRUPT)
-        self._placement.remove(tier, record.key, even_if_held=True)
+        self._placement.remove(tier, record.key, Cause.CORRUPT, even_if_held=True)
 
     def _is_audited(self, record: Record) -> bool:
         return record.checksum is not None and self._audit.selects(record.key)

@@ -28,6 +28,14 @@ class Count:
     """A load passed its deadline and was given up by whoever wanted it."""
     REFUSED_LOADS: Final = "refused_loads"
     """A load was not begun: queue full, breaker open, no staging memory, or the block was gone."""
+    INQUIRIES: Final = "inquiries"
+    """A shared medium was asked what it holds, and answered."""
+    LATE_INQUIRIES: Final = "late_inquiries"
+    """An inquiry passed its deadline and was given up."""
+    REFUSED_INQUIRIES: Final = "refused_inquiries"
+    """An inquiry was not begun: queue full or breaker open."""
+    FOUND_BLOCKS: Final = "found_blocks"
+    """A block that others stored on a shared medium was entered."""
     DROPPED_STORES: Final = "dropped_stores"
     """A store was not begun: queue full, breaker open, no room, or not admitted for its size."""
     NOT_WORTH_STORING: Final = "not_worth_storing"
@@ -40,7 +48,7 @@ class Count:
     ALL: Final = (
         LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, UNKNOWN_FORM, READ_FAULTS, WRITE_FAULTS,
         DELETE_FAULTS, LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, NOT_WORTH_STORING, EVICTIONS, EXPIRATIONS,
-        PROMOTIONS, BREAKER_OPENINGS,
+        PROMOTIONS, BREAKER_OPENINGS, INQUIRIES, LATE_INQUIRIES, REFUSED_INQUIRIES, FOUND_BLOCKS,
     )  # fmt: skip
 
 
@@ -86,10 +94,11 @@ class TierHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The worst state of any tier, and each tier's own."""
+    """The worst state of any tier, each tier's own, and what is wrong beyond them (one line, or empty)."""
 
     state: State
     tiers: dict[str, TierHealth]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +114,10 @@ class TierStatistics:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """All tiers from the fastest, and lookups since the start by block: found or not."""
+    """All tiers from the fastest, lookups since the start by block: found or not, and what is kept out."""
 
     tiers: tuple[TierStatistics, ...]
     num_blocks_wanted: int
     num_blocks_found: int
     staging_bytes: int
+    num_quarantined: int = 0

@@ -4,56 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
 from kvstore.index import ResidencyIndex
+from kvstore.inquiry import Inquiries, Inquiry
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
+from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
+from kvstore.overview import health_of, statistics_of
 from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.recovery import Recovery
+from kvstore.residents import fastest
 from kvstore.retrieval import Retrieval
-from kvstore.seams import Codec, Lending, OnTransfer
-from kvstore.statistics import Health, State, StoreStatistics, TierHealth, TierStatistics
+from kvstore.seams import Codec, OnTransfer
+from kvstore.shared_tier import make_tier
+from kvstore.statistics import Health, StoreStatistics
+from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
-from kvstore.tier import DEVICE, MemoryTier, TierSpec, WriteMode, make_tier
+from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
 
-_DEVICE_BIT = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
-    """Times of the store as a whole.
-
-    ``default_ttl_s`` is the soft TTL of blocks stored without one of their own; ``None``: they
-    stay until evicted. ``audit_share`` of the blocks in our own memory, chosen by key, carry a
-    checksum that each load verifies.
-    """
-
-    default_ttl_s: float | None = 24 * 3600.0
-    lease_s: float = 30.0
-    audit_share: float = 1 / 64
-
-    def __post_init__(self) -> None:
-        if self.default_ttl_s is not None and self.default_ttl_s <= 0:
-            raise ConfigError("default_ttl_s", "must be positive, or unset for no end")
-        if not 0 <= self.audit_share <= 1:
-            raise ConfigError("audit_share", "must lie between 0 and 1")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTier:
-    """What the engine's own pool may hold; it reports which blocks it does."""
-
-    budget_bytes: int = 0
-    block_bytes: int = 0
+__all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
 
 
 class TieredStore:
@@ -77,7 +55,7 @@ class TieredStore:
         codecs: Sequence[Codec] = (),
         on_transfer: OnTransfer | None = None,
     ) -> None:
-        _refuse_odd_tiers(tiers)
+        refuse_odd_tiers(tiers)
         self.config = config or StoreConfig()
         self._clock = clock or Clock()
         self._device = device or DeviceTier()
@@ -88,15 +66,16 @@ class TieredStore:
         )
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
         ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
-        self._index = ResidencyIndex([None, *ledgers])
+        self._index = ResidencyIndex([None, *ledgers], Absences(self._clock.wall_ms))
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
         flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer)
         self._retrieval = Retrieval(self._tiers, self._index, self._placement, flights, self._clock, audit)
         self._storing = Storing(self._placement, self._index, arena, audit)
+        self._manifests = Manifests(self._placement.below_memory)
+        self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
-        self._num_wanted = self._num_found = 0
         self._closed = False
         self._recovery.start()
 
@@ -109,18 +88,41 @@ class TieredStore:
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         self._leases.release_overdue(now_s)
         self._placement.remove_due(now_ms)
-        mask = 1 << _DEVICE_BIT | self._placement.readable_mask()
+        mask = self._placement.findable_mask()
         found = self._index.find(keys, mask, now_ms, self._soft_ms(ttl_s))
         names = self._names
-        tiers = tuple(None if record is None else names[_fastest(record.tiers & mask)] for record in found)
+        tiers = tuple(None if record is None else names[fastest(record.tiers & mask)] for record in found)
         records = [record for record in found if record is not None]
-        self._num_wanted += len(keys)
-        self._num_found += len(records)
         deadline_s = now_s + (self.config.lease_s if lease_s is None else lease_s)
         hit = Hit(keys, tiers, records, deadline_s, self._released)
         if records:
             self._leases.add(hit)
         return hit
+
+    def peek(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
+        """Return each block's fastest tier, ``None``: in no tier; nothing is leased, touched or extended."""
+        masks = self._index.peek(keys, self._placement.findable_mask(), self._clock.wall_ms())
+        return tuple(self._names[fastest(mask)] if mask else None for mask in masks)
+
+    def why_absent(self, key: bytes) -> Absence:
+        """Return what became of a block that a lookup does not find, as far as this process remembers."""
+        mask = self._placement.findable_mask()
+        cause, bit, at_ms = self._index.why_absent(key, mask, self._clock.wall_ms())
+        return Absence(cause, "" if cause is Cause.NEVER_STORED else self._names[bit], at_ms)
+
+    def inquire(
+        self, keys: Sequence[bytes], deadline_s: float, on_done: OnDone | None = None
+    ) -> Inquiry | None:
+        """Ask each tier on a shared medium for those of ``keys`` that no faster tier has; never blocks.
+
+        ``None``: there is nothing to ask. What is there can be looked up once the inquiry is done, and
+        what was believed to be there and is not is dropped. It may be done at once, as when the tiers
+        are left out for their faults; otherwise ``on_done`` is called on a transfer thread when it is.
+        One abandoned after ``deadline_s`` (monotonic) counts as a fault of the tiers it waits for.
+        Raises ``StoreClosedError`` after ``close``.
+        """
+        self._refuse_when_closed()
+        return self._inquiries.begin(keys, deadline_s, on_done)
 
     def load(self, hit: Hit, index: int, deadline_s: float, on_done: OnDone | None = None) -> Ticket:
         """Begin to load block ``index`` of ``hit`` from its fastest tier that stores bytes.
@@ -148,9 +150,9 @@ class TieredStore:
         filled (default: all), ``first_token`` the position of the first (default: unknown), by which
         a tier judges what loading is worth. Never blocks on a lower tier.
         """
-        if self._closed:
+        if self._closed or self._index.is_quarantined(key):
             return None
-        self._placement.put_manifest(namespace)
+        self._manifests.register(namespace)
         tokens = namespace.block_tokens
         facts = Record(
             key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s),
@@ -183,22 +185,32 @@ class TieredStore:
 
     def device_added(self, key: bytes, parent: bytes) -> None:
         """Note that the engine's pool now holds this block."""
-        self._index.report(_DEVICE_BIT, key, parent)
+        self._index.report(DEVICE_BIT, key, parent)
 
     def ended(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Return those of ``keys`` whose time is over; the engine's pool must not share them any more."""
+        """Return those of ``keys`` that the engine's pool must not share any more.
+
+        Their time is over, or they are in quarantine.
+        """
         return self._index.ended(keys, self._clock.wall_ms())
 
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
-        self._index.unreport(_DEVICE_BIT, key)
+        self._index.unreport(DEVICE_BIT, key, self._clock.wall_ms())
 
     def register_namespace(self, namespace: Namespace) -> None:
         """Keep the namespace's manifest beside its blocks, in every tier that outlives us. Never blocks.
 
         A namespace that stores its first block is registered by that.
         """
-        self._placement.put_manifest(namespace)
+        self._manifests.register(namespace)
+
+    def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
+        """Return the namespaces registered here, and those whose manifests the tiers keep.
+
+        Blocks on the media, at most for ``timeout_s``. What is no manifest of this version is left out.
+        """
+        return self._manifests.known(timeout_s)
 
     def evict(self, keys: Iterable[bytes]) -> int:
         """Remove blocks from every tier that stores bytes; those in use stay. Returns how many went."""
@@ -207,13 +219,25 @@ class TieredStore:
     def clear(self, tier: str | None = None) -> int:
         """Remove every block that is not in use from ``tier`` or from all of them; returns how many.
 
+        Clearing all of them ends the quarantine of blocks that the engine's pool does not have any more.
         Raises ``ConfigError`` for a tier that is not there.
         """
         if tier is not None and tier not in self._names[1:]:
             raise ConfigError("tier", f"{tier!r} is not one of {', '.join(self._names[1:])}")
         chosen = [held for held in self._tiers if tier in {None, held.name}]
-        resident = {key for held in chosen for key in self._index.resident(held.bit)}
-        return sum(self._placement.remove_from(chosen, key) for key in resident)
+        keys = {key for held in chosen for key in self._placement.keys_in(held)}
+        num_gone = sum(self._placement.remove_from(chosen, key) for key in keys)
+        if tier is None:
+            self._index.end_quarantine()
+        return num_gone
+
+    def quarantine(self, key: bytes) -> None:
+        """Remove a block that was found to be wrong from every tier, in use or not, and keep it out.
+
+        Whoever holds it finds it gone; ``ended`` names it, so that the engine's pool lets go of it too.
+        It is neither found nor stored again in this process until ``clear()``, and health says so.
+        """
+        self._placement.quarantine(key)
 
     def flush(self, timeout_s: float) -> bool:
         """Block until what was stored has reached the lower tiers; says whether it has."""
@@ -223,26 +247,11 @@ class TieredStore:
 
     def health(self) -> Health:
         """Return the state of every tier and the worst of them."""
-        tiers = {tier.name: tier.health(len(self._index.stuck(tier.bit))) for tier in self._tiers}
-        if self._closed:
-            tiers = dict.fromkeys(tiers, TierHealth(State.UNHEALTHY, "closed"))
-        order = list(State)
-        worst = max((health.state for health in tiers.values()), key=order.index, default=State.OK)
-        return Health(worst, tiers)
+        return health_of(self._tiers, self._index, is_closed=self._closed)
 
     def statistics(self) -> StoreStatistics:
         """Return counts since the start and what each tier holds now, from the fastest."""
-        _, num_on_device = self._index.usage(_DEVICE_BIT)
-        device_bytes = num_on_device * self._device.block_bytes
-        tiers = [TierStatistics(DEVICE, self._device.budget_bytes, device_bytes, num_on_device)]
-        for tier in self._tiers:
-            used, num_blocks = self._index.usage(tier.bit)
-            counts = tier.counters.snapshot()
-            tiers.append(TierStatistics(tier.name, tier.config.budget_bytes, used, num_blocks, counts))
-        staging = self._arena.used_bytes - sum(
-            self._index.usage(tier.bit)[0] for tier in self._tiers if isinstance(tier, MemoryTier)
-        )
-        return StoreStatistics(tuple(tiers), self._num_wanted, self._num_found, max(0, staging))
+        return statistics_of(self._tiers, self._index, self._arena, self._device)
 
     def check(self) -> None:
         """Raise ``InvariantError`` when any of the books contradict each other."""
@@ -261,8 +270,7 @@ class TieredStore:
         self._closed = True
         ends_at_s = time.monotonic() + deadline_s
         self._recovery.stop()
-        for tier in self._tiers:
-            self._placement.close_tier(tier, ends_at_s)
+        self._placement.close(ends_at_s)
         self._leases.release_overdue(float("inf"))
 
     def _released(self, records: Sequence[Record]) -> None:
@@ -277,21 +285,3 @@ class TieredStore:
     def _refuse_when_closed(self) -> None:
         if self._closed:
             raise StoreClosedError
-
-
-def _fastest(tiers: int) -> int:
-    return (tiers & -tiers).bit_length() - 1
-
-
-def _refuse_odd_tiers(tiers: Sequence[TierSpec]) -> None:
-    names = [spec.config.name for spec in tiers]
-    if len(set(names)) != len(names):
-        raise ConfigError("tiers", f"names must differ: {', '.join(names)}")
-    if any(isinstance(spec.backend, Lending) for spec in tiers[1:]):
-        raise ConfigError("tiers", "a tier in our own memory must be the first")
-    is_below_memory = False
-    for spec in tiers:
-        if spec.config.write_mode is not WriteMode.THROUGH and not is_below_memory:
-            reason = "must be through for a tier that is not below one in our own memory"
-            raise ConfigError(f"{spec.config.name}_write", reason)
-        is_below_memory = is_below_memory or isinstance(spec.backend, Lending)

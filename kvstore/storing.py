@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore.absences import Cause
 from kvstore.arena import Arena, Slot
 from kvstore.audit import Audit
 from kvstore.frame import checksum
@@ -14,7 +15,7 @@ from kvstore.loading import SharedBytes
 from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.statistics import Count
-from kvstore.tier import MemoryTier, Tier
+from kvstore.tier import DEVICE_BIT, MemoryTier, Tier
 
 
 class Home(NamedTuple):
@@ -77,7 +78,7 @@ class Storing:
         home = Home(memory, room) if memory is not None and room is not None else None
         slot = self._allocate(facts.raw_bytes, home) if home or lower else None
         if slot is None:
-            self._drop(home, lower if memory is None else [memory])
+            self._drop(facts.key, home, lower if memory is None else [memory])
             return None
         return Reservation(self, facts, slot, home, lower)
 
@@ -113,8 +114,9 @@ class Storing:
             slot = self._arena.allocate(nbytes)
         return slot
 
-    def _drop(self, home: Home | None, wanting: Sequence[Tier]) -> None:
+    def _drop(self, key: bytes, home: Home | None, wanting: Sequence[Tier]) -> None:
         for tier in wanting:
             tier.counters.add(Count.DROPPED_STORES)
+        self._index.note_absent(key, Cause.DROPPED, wanting[0].bit if wanting else DEVICE_BIT)
         if home is not None:
             self._index.cancel(home.tier.bit, home.room)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
 from kvstore.admitting import Admitting
 from kvstore.breaker import Breaker
@@ -21,6 +22,9 @@ from kvstore.transfers import TransferPool
 
 DEVICE = "device"
 """The tier that the engine's own block pool makes up: always the fastest, reported, not stored to."""
+
+DEVICE_BIT = 0
+"""Its number in the index."""
 
 
 class WriteMode(Enum):
@@ -180,6 +184,13 @@ class Tier:
         """Keep a namespace's manifest; a fault costs the manifest only."""
         self._writing.attempt(lambda: self._backend.put_manifest(namespace, manifest), Count.WRITE_FAULTS)
 
+    def manifests(self, limit: int) -> list[str]:
+        """Return up to ``limit`` of the manifests that are kept there; blocks on the medium."""
+        kept = self._reading.attempt(
+            lambda: list(islice(self._backend.manifests(), limit)), Count.READ_FAULTS
+        )
+        return kept or []
+
     def recover(self, enter: Callable[[Header], None]) -> None:
         """Call ``enter`` for every block that the backend still knows from before."""
 
@@ -229,10 +240,3 @@ class MemoryTier(Tier):
     def __init__(self, spec: TierSpec, lending: Lending, bit: int, clock: Clock) -> None:
         super().__init__(spec, bit, clock)
         self.lending = lending
-
-
-def make_tier(spec: TierSpec, bit: int, clock: Clock, codecs: Iterable[Codec] = ()) -> Tier:
-    """Return the tier for a backend, by what it can do."""
-    if isinstance(spec.backend, Lending):
-        return MemoryTier(spec, spec.backend, bit, clock)
-    return Tier(spec, bit, clock, codecs)

@@ -1,0 +1,40 @@
+"""What a store says of itself: its health and its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.arena import Arena
+from kvstore.index import ResidencyIndex
+from kvstore.statistics import Health, State, StoreStatistics, TierHealth, TierStatistics
+from kvstore.store_config import DeviceTier
+from kvstore.tier import DEVICE, DEVICE_BIT, MemoryTier, Tier
+
+
+def health_of(tiers: Sequence[Tier], index: ResidencyIndex, *, is_closed: bool) -> Health:
+    """Return the state of every tier and the worst of them; blocks in quarantine are bad enough."""
+    states = {tier.name: tier.health(len(index.stuck(tier.bit))) for tier in tiers}
+    if is_closed:
+        states = dict.fromkeys(states, TierHealth(State.UNHEALTHY, "closed"))
+    num = index.num_quarantined
+    reason = f"{num} wrong blocks are in quarantine: find the cause, then clear the store" if num else ""
+    order = list(State)
+    worst = max((health.state for health in states.values()), key=order.index, default=State.OK)
+    return Health(max(worst, State.DEGRADED, key=order.index) if reason else worst, states, reason)
+
+
+def statistics_of(
+    tiers: Sequence[Tier], index: ResidencyIndex, arena: Arena, device: DeviceTier
+) -> StoreStatistics:
+    """Return counts since the start and what each tier holds now, from the fastest."""
+    _, num_on_device = index.usage(DEVICE_BIT)
+    entries = [TierStatistics(DEVICE, device.budget_bytes, num_on_device * device.block_bytes, num_on_device)]
+    for tier in tiers:
+        used, num_blocks = index.usage(tier.bit)
+        counts = tier.counters.snapshot()
+        entries.append(TierStatistics(tier.name, tier.config.budget_bytes, used, num_blocks, counts))
+    in_memory = sum(index.usage(tier.bit)[0] for tier in tiers if isinstance(tier, MemoryTier))
+    staging_bytes = max(0, arena.used_bytes - in_memory)
+    return StoreStatistics(
+        tuple(entries), index.num_wanted, index.num_found, staging_bytes, index.num_quarantined
+    )

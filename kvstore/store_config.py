@@ -1,0 +1,53 @@
+"""What a store is set up with, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.errors import ConfigError
+from kvstore.seams import Lending
+from kvstore.tier import TierSpec, WriteMode
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Times of the store as a whole.
+
+    ``default_ttl_s`` is the soft TTL of blocks stored without one of their own; ``None``: they
+    stay until evicted. ``audit_share`` of the blocks in our own memory, chosen by key, carry a
+    checksum that each load verifies.
+    """
+
+    default_ttl_s: float | None = 24 * 3600.0
+    lease_s: float = 30.0
+    audit_share: float = 1 / 64
+
+    def __post_init__(self) -> None:
+        if self.default_ttl_s is not None and self.default_ttl_s <= 0:
+            raise ConfigError("default_ttl_s", "must be positive, or unset for no end")
+        if not 0 <= self.audit_share <= 1:
+            raise ConfigError("audit_share", "must lie between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTier:
+    """What the engine's own pool may hold; it reports which blocks it does."""
+
+    budget_bytes: int = 0
+    block_bytes: int = 0
+
+
+def refuse_odd_tiers(tiers: Sequence[TierSpec]) -> None:
+    """Raise ``ConfigError`` for tiers that cannot stand in this order or under these names."""
+    names = [spec.config.name for spec in tiers]
+    if len(set(names)) != len(names):
+        raise ConfigError("tiers", f"names must differ: {', '.join(names)}")
+    if any(isinstance(spec.backend, Lending) for spec in tiers[1:]):
+        raise ConfigError("tiers", "a tier in our own memory must be the first")
+    is_below_memory = False
+    for spec in tiers:
+        if spec.config.write_mode is not WriteMode.THROUGH and not is_below_memory:
+            reason = "must be through for a tier that is not below one in our own memory"
+            raise ConfigError(f"{spec.config.name}_write", reason)
+        is_below_memory = is_below_memory or isinstance(spec.backend, Lending)

@@ -17,6 +17,7 @@ from kvstore.index import ResidencyIndex
 from kvstore.ledger import Room
 from kvstore.loading import GiveBack, SharedBytes
 from kvstore.record import Record
+from kvstore.removal import Removal
 from kvstore.seams import Loan
 from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Count
@@ -31,12 +32,12 @@ class Lent(NamedTuple):
     give_back: GiveBack
 
 
-class Placement:
+class Placement(Removal):
     """Moves blocks into and out of tiers; bookkeeping is the index's, bytes are the backends'."""
 
     def __init__(self, tiers: Sequence[Tier], index: ResidencyIndex, clock: Clock) -> None:
+        super().__init__(index)
         self._tiers = tuple(tiers)
-        self._index = index
         self._clock = clock
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
         self.below_memory = tuple(tier for tier in tiers if tier is not self.memory)
@@ -120,35 +121,6 @@ class Placement:
                 if is_above_only and tier.admits(record.block_tokens, record):
                     self._copy_down(memory, tier, record)
 
-    def remove(self, tier: Tier, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
-        """Take a block out of one tier: from memory at once, from a medium in the background.
-
-        What others stored on a shared medium stays there, unless it is bad or was to be removed.
-        """
-        if not self._index.begin_removal(tier.bit, key, cause, even_if_held=even_if_held):
-            return False
-        if cause is Cause.MISSING and self._index.is_theirs(tier.bit, key):
-            self._index.confirm_removal(tier.bit, key)
-        elif tier is self.memory or not tier.pool.delete(lambda: self._delete(tier, key)):
-            self._delete(tier, key)
-        return True
-
-    def forget(self, tier: Tier, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
-        """Take a block off the books of a shared medium, which ends it by itself or keeps it for others."""
-        is_gone = self._index.begin_removal(tier.bit, key, cause, even_if_held=even_if_held)
-        if is_gone:
-            self._index.confirm_removal(tier.bit, key)
-        return is_gone
-
-    def reject(self, tier: Tier, key: bytes) -> None:
-        """Remove a block that was found on a medium and is not wanted, unless it was stored meanwhile."""
-        if self._index.begin_rejection(tier.bit, key):
-            self._delete(tier, key)
-
-    def disown(self, tier: Tier, key: bytes) -> None:
-        """Leave a block that cannot be read here where it is: it is found no more, and still counts."""
-        self._index.disown(tier.bit, key)
-
     def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
         """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
         num_tiers = 0
@@ -203,7 +175,7 @@ class Placement:
             self._retry_stuck(tier)
             self._write_now(tier, facts, shared.data)
             if demotion is not None and demotion.is_cancelled:
-                self.remove(tier, facts.key, Cause.CLEARED)
+                self.remove(tier, facts.key, Cause.CLEARED, even_if_held=True)
         finally:
             self._end_write(shared, demotion)
 
@@ -227,11 +199,6 @@ class Placement:
     def _drop(self, tier: Tier, facts: Record) -> None:
         tier.counters.add(Count.DROPPED_STORES)
         self._index.note_absent(facts.key, Cause.DROPPED, tier.bit)
-
-    def _keep_out(self, tier: Tier, key: bytes) -> None:
-        """Remove a block that went into quarantine while it was on its way into a tier."""
-        if self._index.is_quarantined(key):
-            self.remove(tier, key, Cause.QUARANTINED, even_if_held=True)
 
     def _copy_down(self, memory: MemoryTier, tier: Tier, record: Record) -> None:
         copy = tier.bit, record.key
@@ -278,17 +245,6 @@ class Placement:
         for below in wanting:
             demotion = self._demotions.begin(below.bit, victim.key)
             self.write_behind(below, victim.copy(), shared, demotion)
-
-    def _delete(self, tier: Tier, key: bytes) -> None:
-        """Delete from the medium; one that is closing keeps it, for it may not answer in time."""
-        if not tier.pool.is_closing and tier.delete(key):
-            self._index.confirm_removal(tier.bit, key)
-        else:
-            self._index.removal_failed(tier.bit, key)
-
-    def _retry_stuck(self, tier: Tier) -> None:
-        for key in self._index.stuck(tier.bit)[:1]:
-            self._delete(tier, key)
 
     def _with_mode(self, mode: WriteMode) -> tuple[Tier, ...]:
         return tuple(tier for tier in self.below_memory if tier.config.write_mode is mode)

@@ -11,13 +11,13 @@ A script says which call of which operation goes wrong, and how::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 
 from backends.wrapper import Wrapper
-from kvstore.seams import Backend
+from kvstore.seams import Backend, Streaming, Want
 
 
 class Operation(Enum):
@@ -143,8 +143,12 @@ def damaged_put(offset: int) -> Action:
 class Faulty(Wrapper):
     """``backend``, except where ``script`` has a fault; the first that matches a call is played.
 
-    ``num_calls`` tells how often each operation was called.
+    ``num_calls`` tells how often each operation was called. It streams if ``backend`` does; then each
+    block of an exchange counts as one call.
     """
+
+    def __new__(cls, backend: Backend, script: Sequence[Fault] = ()) -> Faulty:  # noqa: ARG004, PYI034
+        return super().__new__(FaultyStream if isinstance(backend, Streaming) else cls)
 
     def __init__(self, backend: Backend, script: Sequence[Fault] = ()) -> None:
         super().__init__(backend)
@@ -162,10 +166,26 @@ class Faulty(Wrapper):
         self._play(Call(self._backend, Operation.DELETE, key, memoryview(b""), memoryview(b"")))
 
     def _play(self, call: Call) -> int | None:
+        fault = self._next_fault(call.operation)
+        return call.proceed() if fault is None else fault.action(call)
+
+    def _next_fault(self, operation: Operation) -> Fault | None:
+        """Count a call, and return the fault that replaces it."""
         with self._lock:
-            self.num_calls[call.operation] += 1
-            number = self.num_calls[call.operation]
-        for fault in self._script:
-            if fault.operation is call.operation and fault.nth in (None, number):
-                return fault.action(call)
-        return call.proceed()
+            self.num_calls[operation] += 1
+            number = self.num_calls[operation]
+        matching = (f for f in self._script if f.operation is operation and f.nth in (None, number))
+        return next(matching, None)
+
+
+class FaultyStream(Faulty):
+    """The same for a backend that streams. A block with a fault is left out of the exchange."""
+
+    def get_each(self, wants: Sequence[Want]) -> Iterator[int | None]:
+        stream = self._backend
+        if not isinstance(stream, Streaming):
+            raise TypeError("a backend that does not stream is a Faulty's")
+        planned = [(want, self._next_fault(Operation.GET)) for want in wants]
+        rest = stream.get_each([want for want, fault in planned if fault is None])
+        for want, fault in planned:
+            yield next(rest) if fault is None else fault.action(Call(stream, Operation.GET, *want))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 
-from backends.wrapper import Wrapper
+from backends.wrapper import Wrapper, each_of
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
 from kvstore.frame import HEADER_BYTES
-from kvstore.seams import Backend, BackendStats
+from kvstore.seams import Backend, BackendStats, Want
 
 
 class Throttled(Wrapper):
@@ -21,8 +21,9 @@ class Throttled(Wrapper):
         frame A   |-- bytes / rate --|~ latency ~|
         frame B   (asked for meanwhile) |-- bytes / rate --|~ latency ~|
 
-    Frames take the line in turn; latencies overlap. What the backend itself takes is not added but
-    part of that time. ``sleep`` gets seconds. A miss costs the latency alone.
+    Frames take the line in turn; latencies overlap, and frames of one exchange follow each other.
+    What the backend itself takes is not added but part of that time. ``sleep`` gets seconds. A miss
+    costs the latency alone.
     """
 
     def __init__(
@@ -49,8 +50,22 @@ class Throttled(Wrapper):
         self._wait_until(self._arrival_s(asked_s, nbytes))
         return nbytes
 
+    def get_each(self, wants: Sequence[Want]) -> Iterator[int | None]:
+        """Yield as ``Streaming`` says, whether ``backend`` streams or not."""
+        unused_s = sum(self._line_s(len(want.payload)) for want in wants)
+        at_s = self._taken_until_s(self._now_s(), unused_s) - unused_s
+        try:
+            for nbytes in each_of(self._backend, wants):
+                line_s = 0.0 if nbytes is None else self._line_s(nbytes)
+                at_s, unused_s = at_s + line_s, unused_s - line_s
+                self._wait_until(at_s + self._latency_s)
+                yield nbytes
+        finally:
+            with self._lock:
+                self._free_at_s -= unused_s
+
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
-        self._wait_until(self._transferred_s(self._now_s(), len(payload)))
+        self._wait_until(self._arrival_s(self._now_s(), len(payload)))
         self._backend.put(key, header, payload)
 
     def stats(self) -> BackendStats:
@@ -62,18 +77,18 @@ class Throttled(Wrapper):
         return BackendStats(inner.occupied_bytes, inner.facts | line)
 
     def _arrival_s(self, asked_s: float, payload_bytes: int | None) -> float:
-        """Return when the answer of a read is there; ``None`` (a miss) takes nothing of the line."""
+        """Return when one frame is there, whose turn on the line this takes; ``None`` (a miss) needs none."""
         if payload_bytes is None:
             return asked_s + self._latency_s
-        return self._transferred_s(asked_s, payload_bytes)
+        return self._taken_until_s(asked_s, self._line_s(payload_bytes)) + self._latency_s
 
-    def _transferred_s(self, asked_s: float, payload_bytes: int) -> float:
-        """Take the line for one frame and return when its last byte arrives."""
+    def _line_s(self, payload_bytes: int) -> float:
+        return (HEADER_BYTES + payload_bytes) / self._bytes_per_s
+
+    def _taken_until_s(self, asked_s: float, line_s: float) -> float:
         with self._lock:
-            self._free_at_s = (
-                max(self._free_at_s, asked_s) + (HEADER_BYTES + payload_bytes) / self._bytes_per_s
-            )
-            return self._free_at_s + self._latency_s
+            self._free_at_s = max(self._free_at_s, asked_s) + line_s
+            return self._free_at_s
 
     def _wait_until(self, when_s: float) -> None:
         remaining_s = when_s - self._now_s()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstore.frame import Header
-from kvstore.seams import Backend, BackendStats
+from kvstore.seams import Backend, BackendStats, Streaming, Want
 
 
 class Wrapper:
@@ -37,3 +37,10 @@ class Wrapper:
 
     def close(self) -> None:
         self._backend.close()
+
+
+def each_of(backend: Backend, wants: Sequence[Want]) -> Iterator[int | None]:
+    """Yield what ``backend`` has for each want: in one exchange if it streams, else one after the other."""
+    if isinstance(backend, Streaming):
+        return backend.get_each(wants)
+    return (backend.get_into(*want) for want in wants)

@@ -18,10 +18,14 @@ from backends.faulty import (
     swap_with,
 )
 from backends.host import HostBackend
+from backends.throttle import Throttled
 from kvstore.arena import Arena
-from kvstore.conformance.backend import BackendConformance, get, make_key, make_payload, put
+from kvstore.conformance.backend import BackendConformance
+from kvstore.conformance.frames import get, make_key, make_payload, put, want_of
+from kvstore.conformance.streaming import StreamingConformance
 from kvstore.errors import BackendError
 from kvstore.frame import HEADER_BYTES
+from kvstore.seams import Streaming
 
 NBYTES = 100
 
@@ -94,6 +98,37 @@ def test_half_a_put_is_left_behind_by_an_error() -> None:
     with pytest.raises(BackendError, match="unplugged"):
         put(backend, make_key("c"), make_payload("c", NBYTES))
     assert read(backend, "c") == make_payload("c", NBYTES)[:50]
+
+
+class TestFaultyStreamWithoutFaults(StreamingConformance):
+    def make_backend(self, tmp_path: Path) -> Faulty:  # noqa: ARG002
+        return Faulty(Throttled(HostBackend(Arena(64 << 20)), bytes_per_s=50e9))
+
+
+def test_faults_strike_single_blocks_of_an_exchange() -> None:
+    stream = Throttled(HostBackend(Arena(1 << 20)), bytes_per_s=50e9)
+    script = [
+        Fault(Operation.GET, flip_byte(7), nth=2),
+        Fault(Operation.GET, swap_with(make_key("a")), nth=3),
+        Fault(Operation.GET, fail(BackendError("host", "get", "unplugged")), nth=5),
+    ]
+    backend = Faulty(stream, script)
+    assert isinstance(backend, Streaming)
+    for name in "ab":
+        put(backend, make_key(name), make_payload(name, NBYTES))
+    wants = [want_of("b", NBYTES) for _ in range(6)]
+    lengths = backend.get_each(wants)
+    assert [next(lengths) for _ in range(4)] == [NBYTES] * 4
+    good = make_payload("b", NBYTES)
+    assert [want.payload == good for want in wants[:4]] == [True, False, False, True]
+    assert wants[2].payload == make_payload("a", NBYTES)
+    with pytest.raises(BackendError, match="unplugged"):
+        next(lengths)
+    assert backend.num_calls[Operation.GET] == 6
+
+
+def test_a_backend_that_does_not_stream_does_not_begin_to() -> None:
+    assert not isinstance(faulty(), Streaming)
 
 
 def test_a_damaged_put_reports_success() -> None:

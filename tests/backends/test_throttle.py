@@ -8,7 +8,8 @@ from backends.host import HostBackend
 from backends.throttle import Throttled
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.conformance.backend import BackendConformance, get, make_key, make_payload, put
+from kvstore.conformance.frames import get, make_key, make_payload, put, want_of
+from kvstore.conformance.streaming import StreamingConformance
 from kvstore.errors import ConfigError
 from kvstore.frame import HEADER_BYTES
 
@@ -35,7 +36,7 @@ def throttled(timeline: Timeline, latency_s: float = 0.0) -> tuple[Throttled, Ho
     return Throttled(host, 10_000, latency_s, timeline.clock(), timeline.sleep), host
 
 
-class TestThrottled(BackendConformance):
+class TestThrottled(StreamingConformance):
     def make_backend(self, tmp_path: Path) -> Throttled:  # noqa: ARG002
         return Throttled(HostBackend(Arena(64 << 20)), bytes_per_s=50e9)
 
@@ -74,6 +75,38 @@ def test_a_miss_costs_the_latency_alone() -> None:
     backend, _ = throttled(timeline, latency_s=0.02)
     assert get(backend, make_key("absent"), BLOCK_BYTES) is None
     assert timeline.slept_s == [0.02]
+
+
+def test_an_exchange_pays_its_latency_once_and_takes_the_line_in_order() -> None:
+    timeline = Timeline()
+    backend, host = throttled(timeline, latency_s=0.5)
+    for name in "abc":
+        put(host, make_key(name), make_payload(name, BLOCK_BYTES))
+    lengths = backend.get_each([want_of(name, BLOCK_BYTES) for name in ("a", "absent", "b", "c")])
+    assert list(lengths) == [BLOCK_BYTES, None, BLOCK_BYTES, BLOCK_BYTES]
+    assert timeline.slept_s == [0.6, 0.1, 0.1]
+
+
+def test_two_exchanges_share_the_line_one_after_the_other() -> None:
+    timeline = Timeline()
+    backend, host = throttled(timeline)
+    for name in "ab":
+        put(host, make_key(name), make_payload(name, BLOCK_BYTES))
+    first = backend.get_each([want_of(name, BLOCK_BYTES) for name in "ab"])
+    second = backend.get_each([want_of(name, BLOCK_BYTES) for name in "ab"])
+    next(first)
+    timeline.now_s -= 0.1
+    assert list(second) == [BLOCK_BYTES] * 2
+    assert timeline.slept_s == [0.1, 0.3, 0.1]
+
+
+def test_line_that_an_exchange_did_not_need_is_given_back() -> None:
+    timeline = Timeline()
+    backend, host = throttled(timeline)
+    put(host, make_key("a"), make_payload("a", BLOCK_BYTES))
+    assert list(backend.get_each([want_of("a", 10 * BLOCK_BYTES), want_of("absent", BLOCK_BYTES)]))
+    get(backend, make_key("a"), BLOCK_BYTES)
+    assert timeline.slept_s == [0.1, 0.1]
 
 
 @pytest.mark.parametrize(("bytes_per_s", "latency_s"), [(0, 0), (-1, 0), (1, -1)])

@@ -105,7 +105,10 @@ class Streaming(Protocol):
 
 @runtime_checkable
 class SharedMedium(Protocol):
-    """A backend whose medium other processes write to as well, so that it has to be asked."""
+    """A backend whose medium other processes write to as well, so that it has to be asked.
+
+    It lets each block go by itself at the end that its header names; ``recover`` yields nothing.
+    """
 
     def resident(self, keys: Sequence[bytes]) -> Sequence[Header | None]:
         """Return the header of each block that is there now, in one exchange; may block."""

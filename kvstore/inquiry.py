@@ -91,7 +91,7 @@ class Inquiries:
 
         inquiry = Inquiry([tier for tier, _ in questions], on_done, note_if_late)
         for tier, wanted in questions:
-            if not tier.is_readable() or not tier.pool.read(partial(self._run, inquiry, tier, wanted)):
+            if not tier.is_readable() or not tier.pool.ask(partial(self._run, inquiry, tier, wanted)):
                 tier.counters.add(Count.REFUSED_INQUIRIES)
                 inquiry.answered(tier)
         return inquiry

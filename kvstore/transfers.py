@@ -35,6 +35,10 @@ class TransferPool:
         """Queue a read; ``False`` when the queue is full or the pool is closing."""
         return self._put(self._reads, job, self._max_reads)
 
+    def ask(self, job: Job) -> bool:
+        """Queue a short question ahead of the reads; ``False`` as for them."""
+        return self._put(self._reads, job, self._max_reads, is_first=True)
+
     def write(self, job: Job) -> bool:
         """Queue a write; ``False`` when the queue is full or the pool is closing."""
         return self._put(self._writes, job, self._max_writes)
@@ -73,11 +77,14 @@ class TransferPool:
         """Whether jobs should give up instead of moving bytes."""
         return self._closing
 
-    def _put(self, queue: deque[Job], job: Job, limit: int | None) -> bool:
+    def _put(self, queue: deque[Job], job: Job, limit: int | None, *, is_first: bool = False) -> bool:
         with self._changed:
             if self._closing or (limit is not None and len(queue) >= limit):
                 return False
-            queue.append(job)
+            if is_first:
+                queue.appendleft(job)
+            else:
+                queue.append(job)
             if not self._threads:
                 self._start()
             self._changed.notify_all()

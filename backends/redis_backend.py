@@ -77,7 +77,7 @@ class RedisBackend:
             for some in _groups(keys, _MOST_ASKED_KEYS):
                 for few in _groups(some, _KEYS_AT_ONCE):
                     wire.send([layout.fetch_headers(few)])
-                for key, packed in zip(some, wire.values(len(some)), strict=True):
+                for key, packed in zip(some, wire.replies(len(some)), strict=True):
                     header = None if packed is None else self._unpacked(packed)
                     found.append(header if _is_usable(header, key, now_ms) else None)
         largest = max((header.stored_bytes for header in found if header), default=0)

@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
-from typing import Any, cast
+from typing import Any
 
-from redis import Redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
@@ -30,7 +29,6 @@ class Connections:
 
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
-        self._pool = _driver_pool(address)
         self._idle: list[Wire] = []
         self._lent: set[Wire] = set()
         self._changed = Condition()
@@ -44,7 +42,7 @@ class Connections:
         not known.
         """
         try:
-            wire = self._take()
+            wire = self._take(operation)
         except FAULTS as error:
             raise ours(operation, error) from None
         is_sound = False
@@ -55,16 +53,6 @@ class Connections:
             raise ours(operation, error) from None
         finally:
             self._give_back(wire, is_sound)
-
-    @contextmanager
-    def control(self, operation: str) -> Iterator[Redis]:
-        """Lend redis-py's own client, for what is rare; its faults become ``BackendError`` too."""
-        if self._closed:
-            raise BackendError(NAME, operation, "the backend is closed")
-        try:
-            yield Redis(connection_pool=self._pool)
-        except FAULTS as error:
-            raise ours(operation, error) from None
 
     def close(self) -> None:
         """Close idle connections now and those lent when they come back, by force after ``timeout_s``."""
@@ -78,13 +66,12 @@ class Connections:
             wire.close()
         for wire in lent:
             wire.shut()
-        self._pool.disconnect()
 
-    def _take(self) -> Wire:
+    def _take(self, operation: str) -> Wire:
         while True:
             with self._changed:
                 if self._closed:
-                    raise BackendError(NAME, "connect", "the backend is closed")
+                    raise BackendError(NAME, operation, "the backend is closed")
                 wire = self._idle.pop() if self._idle else None
             if wire is None:
                 wire = self._connect()
@@ -96,9 +83,9 @@ class Connections:
             return wire
 
     def _connect(self) -> Wire:
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection = _driver_connection(self._address)
         connection.connect()
-        sock = cast("socket.socket", connection._sock)
+        sock: socket.socket = connection._sock
         connection._sock = None  # ours from now on
         return Wire(sock, self._address.timeout_s)
 
@@ -113,19 +100,16 @@ class Connections:
             wire.close()
 
 
-def _driver_pool(address: RedisAddress) -> ConnectionPool:
-    """Return redis-py's pool for ``address``: one attempt, RESP 2, nothing sent that is not needed."""
-    kind: type[Connection | UnixDomainSocketConnection] = Connection
-    place: dict[str, Any] = {"host": address.host, "port": address.port}
-    if address.path:
-        kind, place = UnixDomainSocketConnection, {"path": address.path}
-    elif address.tls:
-        kind = SSLConnection
-        place |= {"ssl_ca_certs": address.ca_file and str(address.ca_file)}
-        place |= {"ssl_certfile": address.cert_file and str(address.cert_file)}
-        place |= {"ssl_keyfile": address.key_file and str(address.key_file)}
-    return ConnectionPool(
-        kind,
+def _driver_connection(address: RedisAddress) -> Any:
+    """Return redis-py's connection to ``address``: one attempt, RESP 2, nothing sent that is not needed."""
+    kind: Any = UnixDomainSocketConnection if address.path else SSLConnection if address.tls else Connection
+    place: dict[str, Any] = {"path": address.path}
+    if not address.path:
+        place = {"host": address.host, "port": address.port}
+    if address.tls:
+        files = {"ca_certs": address.ca_file, "certfile": address.cert_file, "keyfile": address.key_file}
+        place |= {f"ssl_{name}": str(file) for name, file in files.items() if file}
+    return kind(
         **place,
         db=address.db,
         username=address.username,

@@ -9,7 +9,7 @@ from backends.redis_wire import Piece
 from kvstore.frame import HEADER_BYTES
 
 PART_BYTES = 1 << 20
-MANIFESTS = "prefixd:1:namespaces"
+MANIFESTS = b"prefixd:1:namespaces"
 """A hash of all manifests, so that they are found without walking through the blocks."""
 
 _PREFIX = b"prefixd:1:"  # the number is this layout's version, the size of a part included

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
-from typing import cast
 
 from backends.redis_connections import Connections
-from backends.redis_layout import MANIFESTS
+from backends.redis_layout import MANIFESTS, command
 
 _MOST = 4096  # salts are namespaces too, and anybody may invent them
 _LIFE_S = 30 * 86_400
@@ -21,21 +19,33 @@ class Manifests:
         self._connections = connections
 
     def put(self, namespace: bytes, manifest: str) -> None:
-        """Keep one manifest; where there are too many, some other goes."""
-        with self._connections.control("put_manifest") as client:
-            with client.pipeline(transaction=False) as pipeline:
-                pipeline.hset(MANIFESTS, namespace.hex(), manifest)
-                pipeline.expire(MANIFESTS, _LIFE_S)
-                pipeline.hlen(MANIFESTS)
-                *_, count = pipeline.execute()
-            if count > _MOST:
-                others = cast("list[bytes]", client.hrandfield(MANIFESTS, count - _MOST + 1))
-                surplus = [name for name in others if name != namespace.hex().encode()]
-                client.hdel(MANIFESTS, *surplus[: count - _MOST])
+        """Keep one manifest; where there are too many, some others go."""
+        name = namespace.hex().encode()
+        commands = [
+            command(b"HSET", MANIFESTS, name, manifest.encode()),
+            command(b"EXPIRE", MANIFESTS, b"%d" % _LIFE_S),
+            command(b"HLEN", MANIFESTS),
+        ]
+        with self._connections.lend("put_manifest") as wire:
+            wire.send(commands)
+            *_, count = wire.replies(len(commands))
+            num_surplus = count - _MOST
+            if num_surplus > 0:
+                wire.send([command(b"HRANDFIELD", MANIFESTS, b"%d" % (num_surplus + 1))])
+                (others,) = wire.replies(1)
+                surplus = [other for other in others if other != name][:num_surplus]
+                wire.send([command(b"HDEL", MANIFESTS, *surplus)])
+                (_,) = wire.replies(1)
 
     def read(self) -> Iterator[str]:
-        """Yield the manifests that are there."""
-        with self._connections.control("manifests") as client:
-            found = client.hscan_iter(MANIFESTS, count=_AT_ONCE)
-            for _, manifest in islice(found, _MOST):
+        """Yield the manifests that are there, at most as many as are kept."""
+        num_left, cursor = _MOST, b"0"
+        while num_left > 0:
+            with self._connections.lend("manifests") as wire:
+                wire.send([command(b"HSCAN", MANIFESTS, cursor, b"COUNT", b"%d" % _AT_ONCE)])
+                ((cursor, found),) = wire.replies(1)
+            for manifest in found[1::2][:num_left]:
                 yield manifest.decode(errors="replace")
+                num_left -= 1
+            if cursor == b"0":
+                return

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from hiredis import Reader
 
@@ -51,7 +52,7 @@ class Wire:
             return False
         waiting = select.poll()
         waiting.register(self._sock, select.POLLIN)
-        return not waiting.poll(0)
+        return not waiting.poll(0) or self._has_only_tickets()
 
     def send(self, pieces: Sequence[Piece]) -> None:
         """Send ``pieces`` one after the other; they stay the caller's."""
@@ -95,10 +96,10 @@ class Wire:
             raise ProtocolError("a value does not end where it should")
         return num_bytes
 
-    def values(self, num_values: int) -> Iterator[bytes | None]:
-        """Yield ``num_values`` short replies, all that is under way. Raises ``RefusedError``."""
+    def replies(self, count: int) -> Iterator[Any]:
+        """Yield ``count`` short replies of any kind, all that is under way. Raises ``RefusedError``."""
         reader = Reader(protocolError=ProtocolError, replyError=RefusedError)
-        for _ in range(num_values):
+        for _ in range(count):
             while (value := reader.gets()) is False:
                 num_bytes = self._received(self._sock.recv_into(self._view))
                 reader.feed(self._view, 0, num_bytes)  # type: ignore[arg-type]  # any buffer will do
@@ -114,6 +115,21 @@ class Wire:
     def close(self) -> None:
         """Close the connection."""
         self._sock.close()
+
+    def _has_only_tickets(self) -> bool:
+        """Whether what has come is TLS's own, as session tickets are, and nothing from the server."""
+        if self._is_plain:
+            return False
+        self._sock.settimeout(0)
+        try:
+            self._sock.recv_into(self._view, 1)
+        except ssl.SSLWantReadError:
+            return True
+        except OSError:
+            return False
+        finally:
+            self._sock.settimeout(self._timeout_s)
+        return False
 
     def _line(self) -> bytes:
         while (at := self._buffer.find(_END, self._start, self._end)) < 0:

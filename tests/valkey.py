@@ -19,12 +19,11 @@ from kvstore.clock import Clock
 
 
 class Valkey:
-    """One server; ``options`` are lines of its configuration file."""
+    """One server, running from the start. Its settings are changed through ``admin``."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="vk-"))  # the path of a socket must be short
         self.socket = self.folder / "s"
-        self._options = {name.replace("_", "-"): value for name, value in options.items()}
         self._server: ValkeyServer | None = None
         self._pid = 0
         self.port: int | None = None
@@ -32,9 +31,7 @@ class Valkey:
 
     def start(self) -> None:
         """Start it, on the port that it had before if there was one."""
-        self._server = ValkeyServer(
-            self.port, data_dir=self.folder, unix_socket_path=self.socket, config=self._options
-        )
+        self._server = ValkeyServer(self.port, data_dir=self.folder, unix_socket_path=self.socket)
         self._server.start()
         self.port = self._server.port
         self._pid = int(self.admin().info("server")["process_id"])
@@ -67,11 +64,16 @@ class Valkey:
 
     def admin(self) -> Redis:
         """Return a client of redis-py's, for what a test does behind the backend's back."""
-        return Redis(unix_socket_path=str(self.socket), password=self._options.get("requirepass"))  # type: ignore[arg-type]  # a str
+        return Redis(unix_socket_path=str(self.socket))
 
     def backend(self, url: str | None = None, clock: Clock | None = None, **login: Any) -> RedisBackend:
         """Return a backend on this server, over its Unix socket unless ``url`` says otherwise."""
-        return RedisBackend(RedisAddress.parse(url or f"unix://{self.socket}", **login), clock)
+        return self.backend_at(url or f"unix://{self.socket}", clock, **login)
+
+    @staticmethod
+    def backend_at(url: str, clock: Clock | None = None, **login: Any) -> RedisBackend:
+        """Return a backend on whatever is at ``url``."""
+        return RedisBackend(RedisAddress.parse(url, **login), clock)
 
     def wait_until_expired(self, *names: bytes, timeout_s: float = 10.0) -> None:
         """Block until the server's own clock has removed these keys."""

@@ -16,7 +16,7 @@ from backends.disk_index import DiskIndex, file_bytes
 from backends.disk_journal import Entry
 from backends.disk_sweep import Sweep
 from kvstore.errors import BackendError, FrameError, OutOfSpaceError
-from kvstore.frame import Header
+from kvstore.frame import Header, identify
 from kvstore.seams import BackendStats
 
 P = ParamSpec("P")
@@ -102,9 +102,9 @@ class DiskBackend:
         return file_bytes(payload_bytes)
 
     def recover(self) -> Iterable[Header]:
-        for entry in self._index.entries():
-            with suppress(FrameError):  # another version's: left alone
-                yield Header.unpack(entry.header)
+        for key, entry in self._index.entries():
+            with suppress(FrameError):  # no frame of any version: the store could do nothing with it
+                yield identify(entry.header, key, entry.payload_bytes)
 
     @_reporting("discover")
     def discover(self, found: Callable[[Header], None], stop: Callable[[], bool]) -> None:

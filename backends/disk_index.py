@@ -53,10 +53,10 @@ class DiskIndex:
     def __len__(self) -> int:
         return len(self._present)
 
-    def entries(self) -> list[Entry]:
-        """Return what is present, least recently used first."""
+    def entries(self) -> list[tuple[bytes, Entry]]:
+        """Return what is present, by key, least recently used first."""
         with self._lock:
-            return list(self._present.values())
+            return list(self._present.items())
 
     def use(self, key: bytes) -> Entry | None:
         """Return what is present under ``key``, now the most recently used, or ``None``."""

@@ -12,15 +12,16 @@ from backends.disk_frames import PAGE_BYTES
 from backends.disk_index import DiskIndex
 from backends.disk_journal import Entry
 from kvstore.errors import FrameError
-from kvstore.frame import FRAME_VERSION, HEADER_BYTES, Header, frame_version
+from kvstore.frame import HEADER_BYTES, Header, identify
 from kvstore.keys import KEY_BYTES
 
 
 class Sweep:
-    """One pass over a folder; ``foreign_bytes`` grows by the files that are not of this version.
+    """One pass over a folder; ``foreign_bytes`` grows by the files that are no blocks of this folder format.
 
-    Sound blocks are added to the index, leftovers of interrupted writes and unreadable frames are
-    removed, and nothing else is touched. A file that vanishes or cannot be removed is passed over.
+    Sound blocks, and those of other frame versions, are added to the index; leftovers of interrupted
+    writes and broken frames are removed, and nothing else is touched. A file that vanishes or cannot
+    be removed is passed over.
     """
 
     def __init__(self, folder: DiskFolder, index: DiskIndex) -> None:
@@ -46,18 +47,18 @@ class Sweep:
         key = _key_of(path)
         if key and self._index.is_known(key):
             return
-        packed = _first_bytes(path)
-        if key is None or frame_version(packed) not in (None, FRAME_VERSION):
+        if key is None:
             self.foreign_bytes += _size(path)
             return
+        packed, payload_bytes = _first_bytes(path), max(0, _size(path) - PAGE_BYTES)
         try:
-            header = Header.unpack(packed)
+            header = identify(packed, key, payload_bytes)
         except FrameError:
             _remove(path)
             return
-        if header.key != key or _size(path) != PAGE_BYTES + header.stored_bytes:
+        if (header.key, header.stored_bytes) != (key, payload_bytes):
             _remove(path)
-        elif self._index.adopt(key, Entry(packed, header.stored_bytes)):
+        elif self._index.adopt(key, Entry(packed, payload_bytes)):
             found(header)
 
 

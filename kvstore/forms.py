@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, FrameError, UnknownFormError, one_line
-from kvstore.frame import FRAME_VERSION, RAW_CODEC, Header, checksum
+from kvstore.frame import RAW_CODEC, Header, checksum
 from kvstore.record import Record
 from kvstore.seams import Codec
 from kvstore.slab import map_memory
@@ -45,7 +45,7 @@ class Forms:
 
     def knows(self, header: Header) -> bool:
         """Say whether blocks of this form can be read here."""
-        is_whole = header.version == FRAME_VERSION and header.parts == 1
+        is_whole = header.is_of_this_version and header.parts == 1
         return is_whole and (header.codec == RAW_CODEC or header.codec in self._known)
 
     def encode(self, raw: memoryview) -> Stored:

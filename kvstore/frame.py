@@ -78,6 +78,11 @@ class Header:
     parts: int = 1
     version: int = FRAME_VERSION
 
+    @property
+    def is_of_this_version(self) -> bool:
+        """Whether its frame has the format that is written here."""
+        return self.version == FRAME_VERSION
+
     def pack(self) -> bytes:
         """Return the 192 header bytes."""
         body = _FIELDS.pack(
@@ -122,16 +127,17 @@ class Header:
         )  # fmt: skip
 
 
-def of_other_version(version: int, key: bytes, stored_bytes: int) -> Header:
-    """Return all that is known of a frame in another version's format: whose it is, and its size."""
+def identify(data: bytes | memoryview, key: bytes, stored_bytes: int) -> Header:
+    """Return the header of a frame that was found under ``key``, with ``stored_bytes`` behind it.
+
+    Of one in another version's format that is all that is known. Raises ``FrameError`` for what is
+    no sound header.
+    """
+    is_header = len(data) >= HEADER_BYTES and data[: len(_MAGIC)] == _MAGIC
+    version = int.from_bytes(data[4:6], "little") if is_header else FRAME_VERSION
+    if version == FRAME_VERSION:
+        return Header.unpack(data)
     return Header(b"", key, b"", 0, stored_bytes, 0, 0, Expiry(), 0, version=version)
-
-
-def frame_version(data: bytes | memoryview) -> int | None:
-    """Return the format version that a packed header claims, ``None`` when it is no header at all."""
-    if len(data) < HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
-        return None
-    return int.from_bytes(data[4:6], "little")
 
 
 def checksum(payload: bytes | memoryview) -> int:

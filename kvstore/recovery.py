@@ -7,10 +7,10 @@ from functools import partial
 from threading import Event, Thread
 
 from kvstore.clock import Clock
-from kvstore.frame import FRAME_VERSION, Header
+from kvstore.frame import Header
 from kvstore.index import ResidencyIndex
 from kvstore.placement import Placement
-from kvstore.record import UNKNOWN_MS, Record
+from kvstore.record import UNKNOWN_MS, Record, record_of
 from kvstore.tier import Tier
 
 
@@ -56,11 +56,8 @@ class Recovery:
 
 def _facts(tier: Tier, header: Header) -> Record:
     """Return what ``header`` tells of its block; of one that cannot be read here nothing but its end."""
-    ends = header.expiry
     if tier.knows(header):
-        return Record(
-            header.key, header.parent, header.namespace, header.block_tokens, header.raw_bytes,
-            header.created_ms, ends.soft_ms, ends.hard_ms,
-        )  # fmt: skip
-    soft_ms = ends.soft_ms if header.version == FRAME_VERSION else UNKNOWN_MS
+        return record_of(header)
+    ends = header.expiry
+    soft_ms = ends.soft_ms if header.is_of_this_version else UNKNOWN_MS
     return Record(header.key, b"", soft_ms=soft_ms, hard_ms=ends.hard_ms, unreadable=1 << tier.bit)

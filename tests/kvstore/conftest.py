@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from backends.host import HostBackend
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.frame import FRAME_VERSION, HEADER_BYTES, Header, frame_version, of_other_version
+from kvstore.frame import HEADER_BYTES, Header, identify
 from kvstore.namespace import Namespace
 from kvstore.seams import Admission, BackendStats
 from kvstore.store import StoreConfig, TieredStore
@@ -62,10 +62,7 @@ class DictBackend:
 
     def _header(self, key: bytes) -> Header:
         packed, payload = self.frames[key]
-        version = frame_version(packed)
-        if version in {None, FRAME_VERSION}:
-            return Header.unpack(packed)
-        return of_other_version(version or 0, key, len(payload))
+        return identify(packed, key, len(payload))
 
     def put_manifest(self, namespace: bytes, manifest: str) -> None:
         self.kept_manifests[namespace] = manifest
@@ -81,6 +78,22 @@ class DictBackend:
     def close(self) -> None:
         self.fail("close", b"")
         self.is_closed = True
+
+
+@dataclass
+class SharedDict(DictBackend):
+    """A medium that other processes write to as well."""
+
+    def recover(self) -> Iterable[Header]:
+        return ()
+
+    def resident(self, keys: Sequence[bytes]) -> Sequence[Header | None]:
+        self.fail("resident", b"")
+        frames = [self.frames.get(key) for key in keys]
+        return [
+            None if frame is None else identify(frame[0], key, len(frame[1]))
+            for key, frame in zip(keys, frames, strict=True)
+        ]
 
 
 @dataclass

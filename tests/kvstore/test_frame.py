@@ -8,8 +8,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import FrameError
-from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum, copy_and_checksum
+from kvstore.errors import FrameError, UnknownFormError
+from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum, copy_and_checksum, identify
 
 HEADER = Header(
     namespace=b"N" * 16,
@@ -68,8 +68,17 @@ def test_a_header_cut_short_is_no_header() -> None:
 def test_another_format_version_says_so() -> None:
     packed = bytearray(HEADER.pack())
     packed[4] = 2
-    with pytest.raises(FrameError, match="frame version 2, this is version 1"):
+    with pytest.raises(UnknownFormError, match="frame version 2, this is version 1"):
         Header.unpack(bytes(packed))
+
+
+def test_of_another_versions_frame_only_its_key_its_size_and_its_version_are_known() -> None:
+    packed = replace(HEADER, version=2).pack()
+    assert identify(packed, b"K" * 16, 7) == Header(b"", b"K" * 16, b"", 0, 7, 0, 0, Expiry(), 0, version=2)
+    assert identify(HEADER.pack(), HEADER.key, HEADER.stored_bytes) == HEADER
+    for broken in (packed[:191], b"?" + packed[1:], b""):
+        with pytest.raises(FrameError):
+            identify(broken, b"K" * 16, 7)
 
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62))

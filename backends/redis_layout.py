@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from backends.redis_wire import Piece
-from kvstore.frame import HEADER_BYTES
+from kvstore.frame import FRAME_VERSION, HEADER_BYTES
 
 PART_BYTES = 1 << 20
-MANIFESTS = b"prefixd:1:namespaces"
+MANIFESTS = b"prefixd:%d:namespaces" % FRAME_VERSION
 """A hash of all manifests, so that they are found without walking through the blocks."""
 
-_PREFIX = b"prefixd:1:"  # the number is this layout's version, the size of a part included
-_HEX_BYTES = 32
+_PREFIX = b"prefixd:%d:" % FRAME_VERSION  # another size of parts needs another version, too
 _KEY_MEMORY_BYTES = 160  # a key's name, its entries in two tables, and what an allocator keeps
 _VALUE_MEMORY_BYTES = 32
 

@@ -12,13 +12,14 @@ from backends import redis_manifests
 from backends.redis_backend import RedisBackend
 from backends.redis_layout import MANIFESTS, PART_BYTES, header_name, part_name
 from kvstore.clock import Clock
-from kvstore.conformance.backend import BackendConformance, get, make_header, make_key, make_payload, put
+from kvstore.conformance.frames import get, make_header, make_key, make_payload, put
+from kvstore.conformance.streaming import StreamingConformance
 from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum
 from kvstore.seams import SharedMedium, Streaming, Want
 from tests.valkey import Valkey
 
 
-class RedisConformance(BackendConformance):
+class RedisConformance(StreamingConformance):
     @pytest.fixture(autouse=True)
     def _server(self, valkey: Valkey) -> None:
         self.server = valkey

@@ -13,7 +13,7 @@ from redis import exceptions as driver
 from backends.redis_backend import RedisBackend
 from backends.redis_errors import RefusedError, ours
 from backends.redis_layout import PART_BYTES, header_name
-from kvstore.conformance.backend import get, make_key, make_payload, put
+from kvstore.conformance.frames import get, make_key, make_payload, put
 from kvstore.errors import BackendError, OutOfSpaceError
 from kvstore.frame import HEADER_BYTES
 from kvstore.seams import Want

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from backends.redis_layout import PART_BYTES
-from kvstore.conformance.backend import get, make_key, make_payload, put
+from kvstore.conformance.frames import get, make_key, make_payload, put
 from kvstore.errors import BackendError
 from tests.valkey import Valkey
 

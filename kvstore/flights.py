@@ -138,7 +138,7 @@ class Flights:
     def _arrived(self, flight: _Flight, arrival: Arrival) -> None:
         """End one load by how its block arrived."""
         tier, key = flight.tier, flight.record.key
-        if arrival.outcome is Read.DONE:
+        if arrival.outcome is Read.DONE and not self._index.is_quarantined(key):
             self._report(flight, arrival)
             self._finish(flight, flight.slot)
             return

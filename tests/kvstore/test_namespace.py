@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.namespace import Namespace, canonical_json
+from kvstore.namespace import Namespace, canonical_json, differing_fields
 
 NAMESPACE = Namespace(
     weights="ab" * 16,
@@ -78,3 +78,27 @@ def test_a_manifest_of_another_version_is_refused() -> None:
         Namespace.from_manifest(
             NAMESPACE.manifest().replace('"manifest_version": 1', '"manifest_version": 2')
         )
+
+
+def test_what_differs_is_named_field_by_field() -> None:
+    config = canonical_json({"hidden_size": 64, "rope_parameters": {"rope_theta": 20000.0}, "bias": True})
+    other = replace(NAMESPACE, model_config=config, kv_dtype="bfloat16", label="another")
+    assert differing_fields(NAMESPACE, other) == [
+        "model_config.bias", "model_config.rope_parameters.rope_theta", "kv_dtype"
+    ]  # fmt: skip
+    assert differing_fields(NAMESPACE, replace(NAMESPACE, label="another")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "7", "[]", "{}", "null", '{"manifest_version": 1}', "[" * 100_000, '"' + "x" * 1000 + '"'],
+)
+def test_what_is_no_manifest_is_refused_whatever_it_is(text: str) -> None:
+    with pytest.raises(ValueError, match=r"manifest|Expecting"):
+        Namespace.from_manifest(text)
+
+
+@pytest.mark.parametrize("change", [{"label": 7}, {"block_tokens": "16"}, {"tp_rank": True}, {"more": "x"}])
+def test_a_manifest_with_a_field_of_another_kind_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="another kind"):
+        Namespace.from_manifest(json.dumps(json.loads(NAMESPACE.manifest()) | change))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -382,3 +384,36 @@ def test_one_tier_can_be_cleared_and_the_others_keep_their_blocks(rig: Rig) -> N
     assert rig.tiers(store, 1, 2) == ["disk", "disk"]
     with pytest.raises(ConfigError, match="'tape' is not one of host, disk"):
         store.clear("tape")
+
+
+def test_a_peek_tells_the_fastest_tier_and_leaves_everything_as_it_was(rig: Rig) -> None:
+    store = rig.open(host_blocks=2)
+    rig.put(store, 1, ttl_s=10.0)
+    rig.put(store, 2, ttl_s=10.0)
+    store.device_added(rig.key(2), b"")
+    assert store.peek([rig.key(number) for number in (1, 2, 3)]) == ("host", "device", None)
+    assert (store.num_holds, store.statistics().num_blocks_wanted) == (0, 0)
+    rig.put(store, 4)
+    assert store.peek([rig.key(1)]) == ("disk",), "a peek is no use: 1 was the oldest and made way"
+    rig.now_s += 10.0
+    assert store.peek([rig.key(1), rig.key(2)]) == (None, None), "nor an extension"
+
+
+def test_lookups_of_many_threads_are_all_counted(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def look_up() -> None:
+        for _ in range(500):
+            store.lookup([rig.key(1), rig.key(2)]).release()
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for running in [threads.submit(look_up) for _ in range(4)]:
+                running.result()
+    finally:
+        sys.setswitchinterval(before_s)
+    statistics = store.statistics()
+    assert (statistics.num_blocks_wanted, statistics.num_blocks_found) == (4000, 2000)

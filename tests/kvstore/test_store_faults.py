@@ -16,7 +16,7 @@ from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import Tier, TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
-from tests.kvstore.conftest import BLOCK_BYTES, Rig
+from tests.kvstore.conftest import BLOCK_BYTES, DictBackend, Rig
 
 
 def raising(operation: str, error: BaseException) -> Callable[[str, bytes], None]:
@@ -467,6 +467,24 @@ def test_case_18_close_returns_in_time_when_deletions_hang_as_well(rig: Rig) -> 
     assert time.monotonic() - began_s < 1.0
     may_end.set()
     wait_until(lambda: store.num_holds == 0)
+
+
+def test_case_18_a_tier_that_hangs_leaves_the_others_their_time_to_close(rig: Rig) -> None:
+    hung, sound = DictBackend(), DictBackend()
+    never = threading.Event()
+    hung.fail = waiting("put", never)
+    arena = Arena(8 * BLOCK_BYTES, slab_bytes=BLOCK_BYTES)
+    specs = [
+        TierSpec(TierConfig(name, 1 << 20), medium, LeafFirstLRU(), whole_blocks_that_fit)
+        for name, medium in (("hung", hung), ("sound", sound))
+    ]
+    store = TieredStore(specs, arena)
+    rig.stores.append(store)
+    assert store.put(rig.namespace, rig.key(1), b"", rig.payload(1))
+    store.close(0.5)
+    assert sound.is_closed
+    assert sound.frames.keys() == {rig.key(1)}
+    never.set()
 
 
 def test_close_waits_for_a_medium_that_takes_a_while_to_close(rig: Rig) -> None:

@@ -10,13 +10,15 @@ from kvstore.errors import BackendError, LeaseExpiredError
 from kvstore.leases import Hit
 from kvstore.loading import LoadedBlock, Ticket
 from kvstore.tier import WriteMode
-from tests.kvstore.conftest import Rig
+from tests.kvstore.conftest import Rig, SharedDict
 
 NUM_BLOCKS = 24
 
 
 class Life:
     """Random operations on a store whose medium is flaky."""
+
+    num_stores = 1  # on the same medium
 
     def __init__(self, rig: Rig, seed: int, write_mode: WriteMode) -> None:
         self.rig = rig
@@ -83,7 +85,7 @@ class Life:
         _, host, disk = self.store.statistics().tiers
         assert host.used_bytes <= host.budget_bytes
         assert disk.used_bytes <= disk.budget_bytes
-        assert self.rig.medium.stats().occupied_bytes <= disk.budget_bytes
+        assert self.rig.medium.stats().occupied_bytes <= self.num_stores * disk.budget_bytes
 
     def end(self) -> None:
         self.rig.medium.fail = lambda _operation, _key: None
@@ -94,6 +96,66 @@ class Life:
         for _, block in self.blocks:
             block.release()
         assert self.store.flush(5.0)
+
+
+class SharedLife(Life):
+    """The same on a medium that another process uses as well, and that loses a block now and then."""
+
+    num_stores = 2
+
+    def __init__(self, rig: Rig, seed: int, write_mode: WriteMode) -> None:
+        rig.medium = SharedDict()
+        super().__init__(rig, seed, write_mode)
+        self.other = rig.open(host_blocks=4, disk_blocks=9, write_mode=write_mode)
+
+    def inquire(self) -> None:
+        deadline_s = self.rig.now_s + self.rng.choice([0.0, 1.0])
+        inquiry = self.store.inquire(self.some_keys(), deadline_s)
+        if inquiry is not None and self.rng.random() < 0.7:
+            assert inquiry.wait(5.0)
+        elif inquiry is not None:
+            inquiry.abandon()
+
+    def others(self) -> None:
+        self.store, self.other = self.other, self.store
+        self.rng.choice([self.put, self.forget, self.inquire])()
+        self.check()
+        self.store, self.other = self.other, self.store
+
+    def quarantine(self) -> None:
+        self.store.quarantine(self.rig.key(self.rng.randrange(NUM_BLOCKS)))
+
+    def clear(self) -> None:
+        self.store.clear(self.rng.choice(["host", "disk", None]))
+
+    def lose(self) -> None:
+        self.rig.medium.frames.pop(self.rig.key(self.rng.randrange(NUM_BLOCKS)), None)
+
+    def end(self) -> None:
+        super().end()
+        assert self.other.flush(5.0)
+
+
+@pytest.mark.parametrize("write_mode", list(WriteMode))
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_life_on_a_shared_medium(rig: Rig, seed: int, write_mode: WriteMode) -> None:
+    life = SharedLife(rig, seed, write_mode)
+    often = [
+        life.put,
+        life.inquire,
+        life.others,
+        life.look_up,
+        life.load,
+        life.take,
+        life.let_go,
+        life.release,
+    ]
+    actions = [*often, *often, life.forget, life.tick, life.lose, life.quarantine, life.clear]
+    for _ in range(400):
+        life.rng.choice(actions)()
+        life.check()
+    life.end()
+    life.check()
 
 
 @pytest.mark.parametrize("write_mode", list(WriteMode))

@@ -15,7 +15,7 @@ from backends.host import HostBackend
 from kvstore.arena import Slot
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import WriteMode
-from tests.kvstore.conftest import BLOCK_BYTES, Rig
+from tests.kvstore.conftest import BLOCK_BYTES, Rig, SharedDict
 
 NUM_BLOCKS = 20
 
@@ -79,7 +79,7 @@ class Traffic:
 
     def run(self) -> None:
         for _ in range(400):
-            self.rng.choice([self.put, self.load, self.load, self.get, self.evict])()
+            self.rng.choice([self.put, self.load, self.load, self.get, self.evict, self.inquire])()
 
     def put(self) -> None:
         number, version = self.rng.randrange(NUM_BLOCKS), self.rng.randrange(256)
@@ -112,6 +112,12 @@ class Traffic:
     def evict(self) -> None:
         self.store.evict([self.rig.key(self.rng.randrange(NUM_BLOCKS))])
 
+    def inquire(self) -> None:
+        keys = [self.rig.key(self.rng.randrange(NUM_BLOCKS)) for _ in range(4)]
+        inquiry = self.store.inquire(keys, self.rig.now_s + 1.0)
+        if inquiry is not None and self.rng.random() < 0.5:
+            assert inquiry.wait(10.0)
+
     def verify(self, number: int, data: bytes) -> None:
         assert data == bytes([number, data[1]]) * (BLOCK_BYTES // 2), "another block's bytes"
         self.num_loaded += 1
@@ -137,3 +143,24 @@ def test_threads_never_get_another_blocks_bytes_and_leave_the_books_in_order(
     assert rig.counts(store, "host")["corrupt"] == rig.counts(store, "disk")["corrupt"] == 0
     store.check()
     assert store.num_holds == store.statistics().staging_bytes == 0
+
+
+def test_two_processes_on_one_medium_never_get_another_blocks_bytes(rig: Rig) -> None:
+    rig.medium = SharedDict()
+    stores = [rig.open(host_blocks=4, disk_blocks=9, config=StoreConfig(audit_share=1.0)) for _ in range(2)]
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    traffic = [Traffic(rig, store, seed) for seed, store in enumerate(stores * 3)]
+    try:
+        with ThreadPoolExecutor(len(traffic)) as threads:
+            for running in [threads.submit(one.run) for one in traffic]:
+                running.result()
+    finally:
+        sys.setswitchinterval(before_s)
+
+    for store in stores:
+        assert store.flush(10.0)
+        assert rig.counts(store, "host")["corrupt"] == rig.counts(store, "disk")["corrupt"] == 0
+        assert rig.counts(store, "disk")["found_blocks"] > 0
+        store.check()
+        assert store.num_holds == 0

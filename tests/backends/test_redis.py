@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from backends import redis_layout as layout
 from backends import redis_manifests
 from backends.redis_backend import RedisBackend
 from backends.redis_layout import MANIFESTS, PART_BYTES, header_name, part_name
@@ -129,6 +131,18 @@ def test_a_block_that_another_process_stored_is_removed_with_all_its_parts(
     with closing(valkey.backend()) as other:
         assert other.resident([key]) != [None]
         other.delete(key)
+    assert names_in(valkey) == set()
+
+
+def test_case_5_a_write_that_ends_before_its_last_command_stores_nothing(valkey: Valkey) -> None:
+    key, payload = make_key("a"), make_payload("a", 2 * PART_BYTES + 5)
+    header = make_header(key, payload).pack()
+    pieces = layout.store(key, memoryview(header), memoryview(payload), len(payload), 0)
+    with socket.socket(socket.AF_UNIX) as writer, writer.makefile("rb") as replies:
+        writer.connect(str(valkey.socket))
+        writer.sendall(b"".join(pieces[:-1]))
+        assert [replies.readline() for _ in range(5)] == [b"+OK\r\n", *[b"+QUEUED\r\n"] * 4]
+        assert names_in(valkey) == set()
     assert names_in(valkey) == set()
 
 

@@ -86,6 +86,17 @@ def test_a_server_that_hangs_is_left_in_time_and_used_again(own_valkey: Valkey, 
     assert get(redis, KEY, 5000) == PAYLOAD
 
 
+def test_a_late_answer_is_never_taken_for_another_blocks(own_valkey: Valkey, redis: RedisBackend) -> None:
+    put(redis, KEY, PAYLOAD)
+    put(redis, make_key("b"), make_payload("b", 5000))
+    own_valkey.stop_answering()
+    assert reason_of(redis, "get") == LATE
+    going_on = threading.Timer(0.05, own_valkey.go_on)
+    going_on.start()
+    assert get(redis, make_key("b"), 5000) == make_payload("b", 5000)
+    going_on.join()
+
+
 def test_a_large_write_to_a_server_that_hangs_is_left_in_time(
     own_valkey: Valkey, redis: RedisBackend
 ) -> None:

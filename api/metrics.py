@@ -99,6 +99,7 @@ def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
         yield _counters(f"tier_{count}", f"What tiers counted as {count}.", "tier", counted)
     yield _counter("lookup_blocks", "Blocks that were looked up.", store.num_blocks_wanted)
     yield _counter("lookup_hit_blocks", "Blocks that were looked up and found.", store.num_blocks_found)
+    yield _gauge("quarantined_blocks", "Wrong blocks that are kept out.", store.num_quarantined)
     yield _gauge("staging_bytes", "Host memory of loads and writes under way.", store.staging_bytes)
 
 

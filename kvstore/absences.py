@@ -57,8 +57,9 @@ class Absences:
 
     def note(self, key: bytes, cause: Cause, bit: int) -> None:
         """Remember that a block left tier ``bit``, and why."""
+        if key in self._departures:
+            self._departures.move_to_end(key)
         self._departures[key] = cause, bit, self._wall_ms()
-        self._departures.move_to_end(key)
         if len(self._departures) > _MAX_REMEMBERED:
             self._departures.popitem(last=False)
 

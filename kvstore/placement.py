@@ -223,11 +223,11 @@ class Placement(Removal):
 
     def _see_off(self, tier: Tier, victim: Record) -> None:
         """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""
-        if self._index.is_theirs(tier.bit, victim.key):
-            self._index.confirm_removal(tier.bit, victim.key)
-            return
         if not isinstance(tier, MemoryTier):
-            self._delete(tier, victim.key)
+            if self._index.is_theirs(tier.bit, victim.key):
+                self._index.confirm_removal(tier.bit, victim.key)
+            else:
+                self._delete(tier, victim.key)
             return
         slot = tier.lending.surrender(victim.key)
         self._index.confirm_removal(tier.bit, victim.key)

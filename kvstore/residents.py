@@ -36,19 +36,18 @@ class Residents:
         found: list[Record | None] = []
         get = self._records.get
         with self._lock:
-            self.num_wanted += len(keys)
-            self.num_found += len(keys)
-            kept_out = self._absences.quarantined or ()
+            kept_out, num_found = self._absences.quarantined or (), 0
             for key in keys:
                 record = get(key)
-                is_there = record is not None and record.tiers & mask and key not in kept_out
-                if record is None or not is_there or record.is_expired(now_ms):
+                if record is None or not record.tiers & mask or key in kept_out or record.is_expired(now_ms):
                     found.append(None)
-                    self.num_found -= 1
                     continue
+                num_found += 1
                 record.num_holds += 1
                 record.extend(soft_ms)
                 found.append(record)
+            self.num_wanted += len(keys)
+            self.num_found += num_found
         return found
 
     def peek(self, keys: Iterable[bytes], mask: int, now_ms: int) -> list[int]:
@@ -78,7 +77,7 @@ class Residents:
         with self._lock:
             for record in records:
                 record.num_holds -= 1
-                if record.is_nowhere:
+                if not record.num_holds and record.is_nowhere:
                     self._forget(record)
 
     def contains(self, key: bytes, mask: int, soft_ms: int) -> bool:
@@ -179,7 +178,9 @@ class Residents:
         record = self._records[key]
         record.tiers &= ~(1 << bit)
         record.unreadable &= ~(1 << bit)
-        if not record.tiers and key not in self._absences.quarantined:
+        if record.tiers:
+            return record
+        if key not in self._absences.quarantined:
             self._absences.note(key, cause, bit)
         if record.is_nowhere:
             self._forget(record)

@@ -8,7 +8,7 @@ from backends.disk import DiskBackend
 from backends.host import HostBackend
 from kvstore.errors import PluginError
 from kvstore.registry import Factory, Kind, Registry
-from kvstore.seams import Backend
+from kvstore.seams import Backend, Codec
 
 
 def redis_backend(**options: Any) -> Backend:
@@ -21,6 +21,16 @@ def redis_backend(**options: Any) -> Backend:
     return RedisBackend(**options)
 
 
+def byte_planes(**options: Any) -> Codec:
+    """Return a ``BytePlanes``. Raises ``PluginError`` when what it needs is not installed."""
+    try:
+        from backends.byte_planes import BytePlanes  # noqa: PLC0415 - an extra, for those who use it
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed: pip install 'prefixd[redis]'"
+        raise PluginError(Kind.CODEC.value, "zstd-planes", reason) from error
+    return BytePlanes(**options)
+
+
 BUILT_IN: dict[str, Factory] = {
     "host": HostBackend,
     "disk": DiskBackend,
@@ -31,6 +41,7 @@ BUILT_IN: dict[str, Factory] = {
 
 
 def register_builtin(registry: Registry) -> None:
-    """Offer the built-in backends in ``registry``."""
+    """Offer the built-in backends and codecs in ``registry``."""
     for name, factory in BUILT_IN.items():
         registry.register(Kind.BACKEND, name, factory)
+    registry.register(Kind.CODEC, "zstd-planes", byte_planes)

@@ -27,6 +27,8 @@ class Kind(Enum):
     """``factory() -> EvictionPolicy``"""
     RELOAD = "reload"
     """``factory() -> ReloadPolicy``"""
+    CODEC = "codec"
+    """``factory(item_bytes=int) -> Codec``: for blocks of numbers of that many bytes, 1, 2 or 4"""
 
 
 class Registry:

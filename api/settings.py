@@ -114,7 +114,17 @@ class Settings(BaseModel):
         "Cache", 16, "Tokens of one block, the unit of sharing and storage; another size is another cache."
     )
     reload_policy: Name = _field(
-        "Cache", "always-load", "Decides which blocks are loaded and which computed again, by plugin name."
+        "Cache", "measured", "Decides which blocks are loaded and which computed again, by plugin name."
+    )
+    mode: Literal["off", "observe", "verify", "serve"] = _field(
+        "Cache",
+        "serve",
+        "How far lower tiers are trusted: serve loads from them; verify does, but computes and compares a "
+        "share of the hits; observe stores and predicts only; off is no cache at all. Can be changed while "
+        "running.",
+    )
+    verify_share: Annotated[float, Field(ge=0, le=1)] = _field(
+        "Cache", 0.05, "Share of the hits that mode verify computes and compares."
     )
     default_ttl_s: TimeToLive = _field(
         "Cache",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,30 +12,32 @@ from transformers import PreTrainedTokenizerBase
 
 from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
-from backends.pagelock import cuda_page_locker
+from engine_adapter.calibrate import measure_copy, measure_steps
+from engine_adapter.cost_file import CostFile
 from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
+from engine_adapter.engine.planner import NamedPolicy
+from engine_adapter.engine.request import Mode
 from engine_adapter.engine.runner import ModelRunner
-from engine_adapter.serving_config import ServingConfig, TierSetup
-from kvstore.arena import Arena, slot_stride
+from engine_adapter.serving_config import ServingConfig
+from engine_adapter.tiers import HOST, Parts, open_store
 from kvstore.clock import Clock
-from kvstore.errors import BackendError, ConfigError
+from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
-from kvstore.store import DeviceTier, StoreConfig, TieredStore
-from kvstore.tier import DEVICE, TierConfig, TierSpec, WriteMode
-from policies.admission import whole_blocks_that_fit
+from kvstore.store import TieredStore
+from kvstore.tier import DEVICE
+from policies.admission import WorthLoading, whole_blocks_that_fit
 from policies.builtin import register_builtin as register_policies
+from policies.planning import ReloadPolicy
 
 _log = logging.getLogger(__name__)
 
-_HOST = "host"
 _DEFAULT_CPU_POOL_BYTES = 1 << 30
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.85
-_MIN_STAGING_BYTES = 64 << 20
-_STAGED_BLOCKS = 32
 _STORE_CLOSE_S = 10.0
 
 
@@ -48,6 +50,8 @@ class Serving:
     tokenizer: PreTrainedTokenizerBase
     model_facts: LoadedModel
     degraded: Mapping[str, str]
+    keep_costs: Callable[[], None]
+    """Writes down what was learnt of costs; for when the engine is closed."""
 
     def clear(self, tier: str) -> None:
         """Drop all blocks of ``tier`` that nobody uses. Blocks for a step of the engine at most.
@@ -61,7 +65,8 @@ class Serving:
 
     def close(self) -> None:
         """End all requests, write what is queued and close the tiers; bounded in time."""
-        self.engine.close(_STORE_CLOSE_S)
+        if self.engine.close(_STORE_CLOSE_S):
+            self.keep_costs()
         self.store.close(_STORE_CLOSE_S)
 
 
@@ -73,7 +78,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     """
     clock = clock or Clock()
     registry = registry or builtin_registry()
-    reload_policy = registry.get(Kind.RELOAD, config.reload_policy)()
+    policy: ReloadPolicy = registry.get(Kind.RELOAD, config.reload_policy)()
     device_policy = registry.get(Kind.EVICTION, config.device_eviction)()
     model = load_model(
         config.model,
@@ -87,8 +92,14 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     attention = _choose_attention(model)
     engine_config = _engine_config(config)
     pool_bytes = _pool_bytes(config, model)
+    cost_file = _cost_file(config, model)
+    costs = CostBook(
+        model.kv_shape.block_bytes, _memory_tier(config), cost_file.read(), config.max_batched_tokens
+    )
     # The store comes last of what may fail: it takes the disk tier's folder.
-    store, degraded = _make_store(config, model, pool_bytes, registry, clock)
+    admission = WorthLoading(costs.is_never_faster) if policy.weighs_costs else whole_blocks_that_fit
+    opened = open_store(config, model, pool_bytes, Parts(registry, clock, costs, admission))
+    store = opened.store
     pool = DevicePool(
         model.kv_shape,
         pool_bytes // model.kv_shape.block_bytes,
@@ -99,8 +110,12 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         clock,
     )
     runner = ModelRunner(model.model, pool, attention)
-    engine = Engine(model, tokenizer, pool, runner, store, reload_policy, engine_config, clock)
-    return Serving(engine, store, tokenizer, model, degraded)
+    if costs.compute() is None:
+        measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
+    measure_copy(pool, opened.arena, costs, clock)
+    named = NamedPolicy(config.reload_policy, policy)
+    engine = Engine(model, tokenizer, pool, runner, store, named, costs, engine_config, clock)
+    return Serving(engine, store, tokenizer, model, opened.degraded, lambda: cost_file.write(costs.known()))
 
 
 def builtin_registry() -> Registry:
@@ -124,36 +139,18 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         max_sequences=config.max_sequences,
         max_waiting=config.max_waiting,
         load_deadline_s=config.load_deadline_s,
+        mode=Mode(config.mode),
+        verify_share=config.verify_share,
     )
 
 
-def _make_store(
-    config: ServingConfig, model: LoadedModel, pool_bytes: int, registry: Registry, clock: Clock
-) -> tuple[TieredStore, dict[str, str]]:
-    """Return the store over all tiers that can be opened, and why the others cannot."""
-    block_bytes = model.kv_shape.block_bytes
-    host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == _HOST)
-    staging_bytes = max(_MIN_STAGING_BYTES, _STAGED_BLOCKS * slot_stride(block_bytes))
-    arena = Arena(
-        host_bytes + staging_bytes, lock_pages=cuda_page_locker() if model.device.type == "cuda" else None
-    )
-    specs, degraded = [], dict[str, str]()
-    for setup in config.tiers:
-        try:
-            specs.append(_tier_spec(setup, registry, arena))
-        except BackendError as error:
-            degraded[setup.name] = f"runs without this tier: {error.reason}"
-    store_config = StoreConfig(default_ttl_s=config.default_ttl_s)
-    store = TieredStore(specs, arena, store_config, clock, DeviceTier(pool_bytes, block_bytes))
-    return store, degraded
+def _cost_file(config: ServingConfig, model: LoadedModel) -> CostFile:
+    facts = model.namespace.digest.hex(), str(model.device), str(config.max_batched_tokens)
+    return CostFile(config.cost_folder, *facts)
 
 
-def _tier_spec(setup: TierSetup, registry: Registry, arena: Arena) -> TierSpec:
-    tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
-    policy = registry.get(Kind.EVICTION, setup.eviction)()
-    options = {"arena": arena} if setup.name == _HOST else {"path": setup.path}
-    backend = registry.get(Kind.BACKEND, setup.name)(**options)
-    return TierSpec(tier_config, backend, policy, whole_blocks_that_fit)
+def _memory_tier(config: ServingConfig) -> str | None:
+    return next((setup.name for setup in config.tiers if setup.name == HOST), None)
 
 
 def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
@@ -165,7 +162,7 @@ def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
         free_bytes = torch.cuda.mem_get_info(model.device)[0]
         default_bytes = int(free_bytes * _SHARE_OF_FREE_DEVICE_MEMORY)
     else:
-        host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == _HOST)
+        host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
         free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - host_bytes
         default_bytes = _DEFAULT_CPU_POOL_BYTES
     pool_bytes = default_bytes if config.device_bytes is None else config.device_bytes

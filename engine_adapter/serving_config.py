@@ -26,7 +26,8 @@ class ServingConfig:
 
     ``device_bytes`` is the device pool's budget, ``None`` for one that suits the device;
     ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end;
-    ``weight_digests`` a file that remembers digests of weights between starts.
+    ``weight_digests`` a file that remembers digests of weights between starts, ``cost_folder`` keeps
+    what steps and loads were found to cost; ``mode`` is a ``Mode``.
     """
 
     model: Path
@@ -41,6 +42,9 @@ class ServingConfig:
     default_ttl_s: float | None
     reload_policy: str
     load_deadline_s: float
+    mode: str
+    verify_share: float
+    cost_folder: Path
     max_batched_tokens: int
     max_sequences: int
     max_waiting: int

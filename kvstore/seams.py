@@ -1,4 +1,4 @@
-"""The protocols behind which extensions stand: backends, eviction and reload policies."""
+"""The protocols behind which extensions of the store stand: backends, codecs, eviction, admission."""
 
 from __future__ import annotations
 
@@ -246,38 +246,3 @@ class Verdict(Enum):
 Admission = Callable[[Offer], Verdict]
 """Says whether a tier takes a block; quick. What it says of equal offers may change with time: the
 store asks again about once a second."""
-
-
-class Choice(Enum):
-    """Who provides a block that is wanted."""
-
-    LOAD = "load"
-    COMPUTE = "compute"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """What a reload policy decides from. ``tiers[i]`` is block i's fastest tier, ``None``: absent."""
-
-    tiers: Sequence[str | None]
-    prompt_tokens: int
-    block_tokens: int
-    block_bytes: int
-    num_waiting: int
-    num_running: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """For each whole block of the prompt: load or compute; an absent block is always computed."""
-
-    choices: tuple[Choice, ...]
-    reason: str
-
-
-class ReloadPolicy(Protocol):
-    """Decides which resident blocks of a prompt to load and which to compute. A pure function."""
-
-    def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan for one prompt; blocks in the tier ``device`` are there already."""
-        ...

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from kvstore.registry import Factory, Kind, Registry
 from policies.lru import LeafFirstLRU
-from policies.reload import AlwaysLoad
+from policies.reload import AlwaysCompute, AlwaysLoad, Measured, Static, Timeout
 
 BUILTIN: tuple[tuple[Kind, str, Factory], ...] = (
     (Kind.EVICTION, "lru", LeafFirstLRU),
+    (Kind.RELOAD, "measured", Measured),
     (Kind.RELOAD, "always-load", AlwaysLoad),
+    (Kind.RELOAD, "always-compute", AlwaysCompute),
+    (Kind.RELOAD, "static", Static),
+    (Kind.RELOAD, "timeout", Timeout),
 )
 
 

@@ -1,13 +1,148 @@
-"""Which resident blocks of a prompt to load, and which to compute."""
+"""Which resident blocks of a prompt to load, and which to compute: the policies by name."""
 
 from __future__ import annotations
 
-from kvstore.seams import Choice, Plan, PlanRequest
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from policies.planning import READY, Choice, Plan, PlanRequest, Prediction
+from policies.split import Split, Splits
+
+_PROBED_BLOCKS = 2
 
 
 class AlwaysLoad:
     """Loads every resident block, whatever it costs."""
 
+    weighs_costs = False
+
     def plan(self, request: PlanRequest) -> Plan:
-        choices = tuple(Choice.COMPUTE if tier is None else Choice.LOAD for tier in request.tiers)
-        return Plan(choices, "every resident block is loaded")
+        return _load_all(request, "every block that a tier has is loaded")
+
+
+class AlwaysCompute:
+    """Loads nothing: what the device does not have is computed."""
+
+    weighs_costs = False
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return _compute_all(request, "everything is computed")
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Loads if at least ``least_tokens`` can be reused and fewer than ``busy_waiting`` requests wait.
+
+    The rule of llm-d-router's proposal 2833; decided once a request.
+    """
+
+    weighs_costs: ClassVar[bool] = False
+    least_tokens: int = 1024
+    busy_waiting: int = 8
+
+    def plan(self, request: PlanRequest) -> Plan:
+        if request.previous is not None:
+            is_loaded = Choice.LOAD in request.previous.choices
+        else:
+            num_reusable = sum(tier is not None for tier in request.tiers) * request.block_tokens
+            is_loaded = num_reusable >= self.least_tokens and request.num_waiting < self.busy_waiting
+        rule = f"{self.least_tokens} reusable tokens and fewer than {self.busy_waiting} waiting"
+        if is_loaded:
+            return _load_all(request, f"loaded: at least {rule}")
+        return _compute_all(request, f"computed: not {rule}")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """Loads every resident block, but computes what has not arrived after ``timeout_s``."""
+
+    weighs_costs: ClassVar[bool] = False
+    timeout_s: float = 0.5
+
+    def plan(self, request: PlanRequest) -> Plan:
+        if request.elapsed_s < self.timeout_s:
+            return _load_all(request, f"loaded for up to {self.timeout_s:g} s")
+        return _compute_all(request, f"what had not arrived after {self.timeout_s:g} s is computed")
+
+
+class Measured:
+    """Computes the head and loads the tail, split where measured costs say that both end together.
+
+    With costs that make one of them pointless it does only the other. A tier that it does not use
+    is asked for a few blocks now and then, so that a change is noticed.
+    """
+
+    weighs_costs = True
+
+    def plan(self, request: PlanRequest) -> Plan:
+        splits = Splits(request)
+        best = splits.best()
+        plan = _plan(request, splits, best, "")
+        return replace(plan, reason=_sentence(request, plan), probes=_probes(request, best))
+
+
+def _load_all(request: PlanRequest, reason: str) -> Plan:
+    splits = Splits(request)
+    choices = tuple(Choice.COMPUTE if tier is None else Choice.LOAD for tier in request.tiers)
+    return replace(_plan(request, splits, splits.all_loaded(), reason), choices=choices)
+
+
+def _compute_all(request: PlanRequest, reason: str) -> Plan:
+    splits = Splits(request)
+    return _plan(request, splits, splits.all_computed(), reason)
+
+
+def _plan(request: PlanRequest, splits: Splits, split: Split, reason: str) -> Plan:
+    choices = tuple(
+        Choice.LOAD
+        if tier == READY or (index >= split.first_loaded and tier in split.sources)
+        else Choice.COMPUTE
+        for index, tier in enumerate(request.tiers)
+    )
+    return Plan(choices, _prediction(splits, split), reason)
+
+
+def _prediction(splits: Splits, split: Split) -> Prediction:
+    return Prediction(
+        ttft_s=split.ttft_s,
+        compute_s=split.compute_s,
+        load_s=split.load_s,
+        if_computed_s=splits.all_computed().ttft_s,
+        if_loaded_s=splits.all_loaded().ttft_s,
+    )
+
+
+def _probes(request: PlanRequest, split: Split) -> tuple[int, ...]:
+    """Return the last blocks of each tier that is not used and of which nothing was heard for long."""
+    used = {request.tiers[index] for index in range(split.first_loaded, len(request.tiers))} & split.sources
+    unheard = {tier for tier in request.tiers if tier not in {None, READY} and tier not in request.loads}
+    probes: list[int] = []
+    for tier in (request.stale | unheard) - used:
+        blocks = [index for index, held in enumerate(request.tiers) if held == tier]
+        probes += blocks[-_PROBED_BLOCKS:]
+    return tuple(sorted(probes))
+
+
+def _sentence(request: PlanRequest, plan: Plan) -> str:
+    prediction = plan.prediction
+    pairs = list(zip(plan.choices, request.tiers, strict=True))
+    num_loaded = sum(choice is Choice.LOAD and tier != READY for choice, tier in pairs)
+    sources = sorted({tier for choice, tier in pairs if choice is Choice.LOAD and tier not in {None, READY}})
+    loaded = f"{num_loaded * request.block_tokens} tokens from {' and '.join(map(str, sources))}"
+    alone = f"{_span(prediction.if_computed_s)} to compute everything"
+    alternatives = f"{alone}, {_span(prediction.if_loaded_s)} to load all that can be loaded"
+    if not any(tier not in {None, READY} for _, tier in pairs):
+        return f"nothing to load: computing takes {_span(prediction.ttft_s)}"
+    if not num_loaded:
+        return f"computing alone is fastest: {alternatives}"
+    num_computable = sum(choice is Choice.COMPUTE and tier is not None for choice, tier in pairs)
+    if not num_computable:
+        return f"loading is fastest: {loaded} in {_span(prediction.load_s)}; {alone}"
+    return (
+        f"both at once: {loaded} while the {num_computable * request.block_tokens} before them are computed, "
+        f"{_span(prediction.ttft_s)} in all; {alternatives}"
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from engine_adapter.engine.request import Mode
 from kvstore.errors import ConfigError
 
 
@@ -14,8 +15,8 @@ class EngineConfig:
 
     A step computes at most ``max_batched_tokens``, of at most ``max_sequences`` requests; up to
     ``max_waiting`` more wait their turn. ``load_deadline_s`` is how long one block's load may take
-    before computing takes the block over, ``lease_s`` how long a hit is kept from eviction, and
-    ``max_loads`` how many blocks of one request are in flight at a time.
+    before computing takes the block over, ``lease_s`` how long a hit is kept from eviction. ``mode``
+    holds for requests that name none; in mode ``verify`` a ``verify_share`` of the hits is computed too.
     """
 
     max_batched_tokens: int = 512
@@ -23,12 +24,15 @@ class EngineConfig:
     max_waiting: int = 1024
     load_deadline_s: float = 2.0
     lease_s: float = 30.0
-    max_loads: int = 16
+    mode: Mode = Mode.SERVE
+    verify_share: float = 0.05
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        if not 0 <= self.verify_share <= 1:
+            raise ConfigError("verify_share", "must lie between 0 and 1")
+        for name in ("max_batched_tokens", "max_sequences", "max_waiting", "load_deadline_s", "lease_s"):
+            value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(field.name, "must be above 0")
+                raise ConfigError(name, "must be above 0")
         if self.max_sequences > self.max_batched_tokens:
             raise ConfigError("max_sequences", "must be at most max_batched_tokens")

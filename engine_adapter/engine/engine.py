@@ -14,18 +14,21 @@ from transformers import PreTrainedTokenizerBase
 
 from backends.device import DevicePool
 from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import TextStreams
 from engine_adapter.engine.loop import Loop
 from engine_adapter.engine.models import LoadedModel
+from engine_adapter.engine.ownership import Loads
+from engine_adapter.engine.planner import NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import EngineHealth, EngineStatistics
 from engine_adapter.engine.request import Completion, Event, Finished, OnEvent, Request
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler
 from engine_adapter.engine.sequence import Sequence
+from engine_adapter.engine.verifying import Verifier
 from kvstore.clock import Clock
 from kvstore.errors import EngineClosedError, OverloadedError, PromptTooLongError
-from kvstore.seams import ReloadPolicy
 from kvstore.store import TieredStore
 
 Handle = NewType("Handle", int)
@@ -49,18 +52,27 @@ class Engine:
         pool: DevicePool,
         runner: ModelRunner,
         store: TieredStore,
-        reload_policy: ReloadPolicy,
+        reload_policy: NamedPolicy,
+        costs: CostBook,
         config: EngineConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.config = config or EngineConfig()
+        """``costs`` hears of the store's transfers; it is the engine's from here on."""
+        self.config = config = config or EngineConfig()
+        self.mode = config.mode
         self._model = model
         self._pool = pool
         self._clock = clock or Clock()
         self._texts = TextStreams(tokenizer)
-        self._prefix = PrefixCache(pool, store, reload_policy, model.namespace, self.config, self._wake)
-        self._scheduler = Scheduler(self._prefix, self.config)
-        self._loop = Loop(model, runner, self._prefix, self._scheduler, self._clock)
+        loads = Loads(store, costs, self._clock, config.load_deadline_s, self._wake)
+        self._prefix = PrefixCache(pool, store, model.namespace, config.lease_s, loads)
+        self._scheduler = Scheduler(self._prefix, config, self._clock)
+        chunk_tokens = config.max_batched_tokens
+        self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
+        self._verifier = Verifier(pool, store, self._clock, config.verify_share, config.load_deadline_s)
+        self._loop = Loop(
+            model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._clock
+        )
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = Lock()
         self._num_submitted = 0
@@ -83,7 +95,14 @@ class Engine:
             num_open = self._num_submitted - self._loop.tally.num_finished
             if num_open >= self.config.max_sequences + self.config.max_waiting:
                 raise OverloadedError(self.config.max_waiting)
-            sequence = Sequence(self._num_submitted, request, on_event, text, self._clock.monotonic_s())
+            sequence = Sequence(
+                self._num_submitted,
+                request,
+                on_event,
+                text,
+                self._clock.monotonic_s(),
+                request.mode or self.mode,
+            )
             self._send(partial(self._loop.add, sequence))
             self._num_submitted += 1
         return Handle(sequence.number)
@@ -138,6 +157,10 @@ class Engine:
             completion_tokens=tally.completion_tokens,
             requests=dict(tally.requests),
             tokens_by_source=dict(tally.tokens_by_source),
+            saved_s=tally.saved_s,
+            num_slower=tally.num_slower,
+            num_verified=self._verifier.tally.num_compared,
+            num_found_wrong=self._verifier.tally.num_wrong,
             num_blocks=self._pool.num_blocks,
             num_available_blocks=self._pool.num_available,
         )

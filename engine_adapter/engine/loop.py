@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine_adapter.engine.models import LoadedModel
+from engine_adapter.engine.planner import Line, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
-from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Reason
+from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Mode, Reason
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from engine_adapter.engine.sampling import choose_tokens
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence
+from engine_adapter.engine.verifying import Verifier
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
+from kvstore.leases import Hit
+from policies.cost_model import Work as StepWork
+from policies.cost_model import attended_between
+from policies.planning import READY
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +39,13 @@ class Loop:
         runner: ModelRunner,
         prefix: PrefixCache,
         scheduler: Scheduler,
+        planner: Planner,
+        verifier: Verifier,
         clock: Clock,
     ) -> None:
         self.tally = Tally()
+        self._planner = planner
+        self._verifier = verifier
         self._open: dict[int, Sequence] = {}
         self._model = model
         self._runner = runner
@@ -47,6 +57,8 @@ class Loop:
         """Take a new sequence in."""
         self._open[sequence.number] = sequence
         self._scheduler.add(sequence)
+        with self._blaming(sequence):
+            self._prefix.ask_ahead(sequence)
 
     def cancel(self, number: int) -> None:
         """End the sequence of that number, if it is still open."""
@@ -63,6 +75,7 @@ class Loop:
         has_moved = self._admit()
         has_moved |= self._collect()
         has_moved |= self._make_room()
+        self._review()
         works = self._scheduler.plan()
         if works:
             self._step(works)
@@ -70,9 +83,12 @@ class Loop:
         return has_moved or has_stored or bool(works)
 
     def idle_s(self) -> float | None:
-        """Return how long to wait for the first load's deadline; ``None`` without any."""
-        deadlines = [sequence.ownership.next_deadline_s for sequence in self._scheduler.running]
-        first_s = min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+        """Return how long to wait for the first thing that is due; ``None``: nothing is."""
+        running = self._scheduler.running
+        due = [sequence.ownership.next_deadline_s for sequence in running]
+        due.append(self._planner.next_review_s(running))
+        due += [sequence.answer_due_s for sequence in running if sequence.inquiry is not None]
+        first_s = min((due_s for due_s in due if due_s is not None), default=None)
         return None if first_s is None else max(0.0, first_s - self._clock.monotonic_s())
 
     def change_model(self) -> None:
@@ -97,16 +113,47 @@ class Loop:
             if sequence.times.admitted_s is None:
                 sequence.times.admitted_s = self._clock.monotonic_s()
             with self._blaming(sequence):
-                self._prefix.plan(sequence, len(self._scheduler.waiting), len(self._scheduler.running))
+                self._look_up(sequence)
         return num_admitted > 0
+
+    def _look_up(self, sequence: Sequence) -> None:
+        """Find what can be loaded, and let it be."""
+        hit = self._prefix.look_up(sequence)
+        if hit is None:
+            return
+        sequence.ownership.offer(hit)
+        is_first = sequence.planning is None and sequence.ownership.is_open(0)
+        if sequence.mode is Mode.VERIFY and is_first and self._verifier.selects():
+            self._verify(sequence, hit)
+        if sequence.inquiry is not None and not sequence.inquiry.done():
+            sequence.answer_due_s = self._clock.monotonic_s() + self._planner.answer_s(sequence)
+
+    def _verify(self, sequence: Sequence, hit: Hit) -> None:
+        sequence.is_served = False
+        tiers = sequence.ownership.tiers
+        self._verifier.summon(sequence, hit, lambda index: tiers[index] not in {None, READY})
 
     def _collect(self) -> bool:
         has_moved = False
         for sequence in list(self._scheduler.running):
-            if sequence.ownership.num_loading:
-                with self._blaming(sequence):
+            with self._blaming(sequence):
+                has_moved |= self._hear_answer(sequence)
+                if sequence.ownership.num_loading:
                     has_moved |= self._collect_for(sequence)
         return has_moved
+
+    def _hear_answer(self, sequence: Sequence) -> bool:
+        """Look up once more what shared media have said by now, or when the lease is soon over."""
+        if sequence.is_decoding:
+            sequence.leave_tiers()
+            return False
+        inquiry = sequence.inquiry
+        has_answer = inquiry is not None and inquiry.done()
+        if has_answer:
+            sequence.inquiry, sequence.answer_due_s = None, 0.0
+        if has_answer or self._prefix.is_lease_ending(sequence):
+            self._look_up(sequence)
+        return has_answer
 
     def _collect_for(self, sequence: Sequence) -> bool:
         times, now_s = sequence.times, self._clock.monotonic_s()
@@ -116,6 +163,12 @@ class Loop:
         if has_moved:
             times.loaded_s = self._clock.monotonic_s()
         return has_moved
+
+    def _review(self) -> None:
+        line = Line(list(self._scheduler.running), len(self._scheduler.waiting))
+        for sequence in line.running:
+            with self._blaming(sequence):
+                self._planner.review(sequence, line)
 
     def _make_room(self) -> bool:
         num_preempted = self._scheduler.num_preempted
@@ -127,6 +180,7 @@ class Loop:
     def _step(self, works: list[Work]) -> None:
         """Compute ``works`` in one batch; the caller hears of a token before its block is stored."""
         self.tally.num_steps += 1
+        began_s = self._clock.monotonic_s()
         choosing = [work.sequence for work in works if work.needs_logits]
         try:
             logits = self._runner.forward([_chunk(work) for work in works])
@@ -136,6 +190,7 @@ class Loop:
             for work in works:
                 self._finish(work.sequence, "error", f"the step failed: {error}")
             return
+        self._planner.costs.note_step(_cost_of(works), self._clock.monotonic_s() - began_s)
         for work in works:
             work.sequence.move_to(work.end, COMPUTED)
         ended: list[tuple[Sequence, Reason]] = []
@@ -144,6 +199,7 @@ class Loop:
                 if reason := self._accept(sequence, token):
                     ended.append((sequence, reason))
         self._publish(works)
+        self._compare(choosing)
         for sequence, reason in ended:
             self._finish(sequence, reason)
 
@@ -169,10 +225,17 @@ class Loop:
                 with self._blaming(work.sequence):
                     self._prefix.publish(work.sequence, work.start)
 
+    def _compare(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.num_generated == 1 and sequence.number in self._open:
+                with self._blaming(sequence):
+                    self._verifier.compare(sequence)
+
     def _finish(self, sequence: Sequence, reason: Reason, error: str | None = None) -> None:
         """End ``sequence``, once: give back all it holds, then tell the caller."""
         if self._open.pop(sequence.number, None) is None:
             return
+        self._verifier.dismiss(sequence)
         self._scheduler.remove(sequence)
         usage = sequence.usage()
         self.tally.add(reason, usage)
@@ -196,3 +259,15 @@ class Loop:
 def _chunk(work: Work) -> Chunk:
     sequence = work.sequence
     return Chunk(sequence.tokens[work.start : work.end], work.start, sequence.blocks, work.needs_logits)
+
+
+def _cost_of(works: list[Work]) -> StepWork:
+    """Return a step's work in the terms that its cost depends on."""
+    decodes = [work for work in works if work.is_decode]
+    prefills = [work for work in works if not work.is_decode]
+    return StepWork(
+        tokens=sum(work.end - work.start for work in prefills),
+        attended=sum(attended_between(work.start, work.end) for work in prefills),
+        decodes=len(decodes),
+        context=sum(work.end for work in decodes),
+    )

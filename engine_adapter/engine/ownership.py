@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from engine_adapter.engine.costs import CostBook
+from kvstore.clock import Clock
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.leases import Hit
 from kvstore.loading import LoadedBlock, Ticket
 from kvstore.store import TieredStore
+from kvstore.tier import DEVICE
+from policies.planning import READY, Choice
 
 
 class Owner(Enum):
@@ -23,10 +27,11 @@ class Owner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """How loads are started: through ``store``, ``window`` at a time, each with a deadline."""
+    """How loads are started: through ``store``, as many as ``costs`` has room for, with a deadline each."""
 
     store: TieredStore
-    window: int
+    costs: CostBook
+    clock: Clock
     deadline_s: float
     on_done: Callable[[], None]
 
@@ -34,6 +39,7 @@ class Loads:
 @dataclass(frozen=True, slots=True)
 class _Flight:
     ticket: Ticket
+    tier: str
     deadline_s: float
 
 
@@ -42,31 +48,71 @@ class Ownership:
 
     ::
 
-        block      0      1      2      3       4      5
-        owner    READY  READY  LOAD  COMPUTE  LOAD  COMPUTE
-                                ^ computing waits here, or takes over when the load fails
+        block      0      1       2        3       4      5
+        owner    READY  READY  COMPUTE  COMPUTE  LOAD   LOAD
+                               ═══════>               <═════
+        loads                            (probe) on way  on way
 
-    A block leaves LOAD once: to READY with its bytes, or to COMPUTE when its load missed, passed
-    its deadline or was given up. What arrives after that is discarded by the store.
+    A plan moves blocks between LOAD and COMPUTE until their bytes are there or computing reaches them:
+    whichever comes first makes a block READY, and what arrives after that is discarded by the store.
+    A block whose load missed or passed its deadline is not asked for again. Used by the engine's thread
+    alone.
     """
 
-    def __init__(self, num_blocks: int = 0) -> None:
-        """All blocks begin as owned by computing."""
+    def __init__(self, num_blocks: int = 0, loads: Loads | None = None) -> None:
+        """All blocks begin as owned by computing; without ``loads`` they stay it."""
         self._owners = [Owner.COMPUTE] * num_blocks
-        self._loads: Loads | None = None
+        self._sources: list[str | None] = [None] * num_blocks
+        self._ready_from: dict[int, str] = {}
+        self._loads = loads
         self._hit: Hit | None = None
-        self._queue: deque[int] = deque()
+        self._wanted: list[int] = []
+        self._probes: list[int] = []
         self._flights: dict[int, _Flight] = {}
-        self._tiers: dict[int, str] = {}
+        self._failed: set[int] = set()
         self.num_taken_over = 0
 
-    def load(self, indices: Iterable[int], hit: Hit, loads: Loads) -> None:
-        """Let loads through ``hit`` bring these blocks; the lease is this object's from here on."""
-        self._hit, self._loads = hit, loads
-        for index in indices:
-            self._owners[index] = Owner.LOAD
-            self._queue.append(index)
-        self._release_when_done()
+    def offer(self, hit: Hit) -> None:
+        """Let blocks that are not ready be loaded through ``hit``; its lease is this object's from now on."""
+        if self._hit is not None:
+            self._hit.release()
+        self._hit = hit
+        for index, tier in enumerate(hit.tiers):
+            is_open = self._owners[index] is not Owner.READY and index not in self._failed
+            self._sources[index] = tier if is_open and tier != DEVICE else None
+
+    @property
+    def tiers(self) -> Sequence[str | None]:
+        """Where each block can be loaded from: a tier, ``READY``, or ``None``."""
+        return [
+            READY if owner is Owner.READY else source
+            for owner, source in zip(self._owners, self._sources, strict=True)
+        ]
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """The blocks whose loads are on their way."""
+        return frozenset(self._flights)
+
+    @property
+    def num_loading(self) -> int:
+        """Blocks whose loads are wanted or on their way."""
+        return len(self._wanted) + len(self._probes) + len(self._flights)
+
+    @property
+    def num_wanted(self) -> Counter[str]:
+        """How many blocks each tier is still to be asked for."""
+        return Counter(tier for index in self._wanted if (tier := self._sources[index]) is not None)
+
+    @property
+    def lease_ends_s(self) -> float | None:
+        """When the hit through which blocks are loaded is over; ``None`` without one."""
+        return None if self._hit is None else self._hit.deadline_s
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the first load on its way is given up; ``None`` without any."""
+        return min((flight.deadline_s for flight in self._flights.values()), default=None)
 
     def owner(self, index: int) -> Owner:
         """Return the owner of block ``index``; what is no whole block of the prompt is computed."""
@@ -74,78 +120,124 @@ class Ownership:
 
     def tier(self, index: int) -> str:
         """Return where a ready block came from."""
-        return self._tiers[index]
+        return self._ready_from[index]
 
-    @property
-    def num_loading(self) -> int:
-        """Blocks whose loads are queued or on their way."""
-        return len(self._queue) + len(self._flights)
+    def is_open(self, first: int) -> bool:
+        """Say whether any block from ``first`` on can still be loaded."""
+        return any(
+            source is not None and owner is not Owner.READY
+            for source, owner in zip(self._sources[first:], self._owners[first:], strict=True)
+        )
 
-    @property
-    def next_deadline_s(self) -> float | None:
-        """When the first load on its way is given up; ``None`` without any."""
-        return min((flight.deadline_s for flight in self._flights.values()), default=None)
+    def follow(self, choices: Sequence[Choice], probes: Iterable[int], first: int) -> None:
+        """Let a plan decide about the blocks from ``first`` on that are not ready.
 
-    def make_ready(self, index: int, tier: str) -> None:
-        """Block ``index`` is there, from ``tier``; a load still on its way is given up."""
-        self._leave(index)
-        self._owners[index] = Owner.READY
-        self._tiers[index] = tier
+        A load that is on its way goes on, whatever the plan says.
+        """
+        self._wanted = []
+        for index in range(first, len(self._owners)):
+            if self._owners[index] is Owner.READY:
+                continue
+            is_loaded = choices[index] is Choice.LOAD and self._sources[index] is not None
+            self._owners[index] = Owner.LOAD if is_loaded else Owner.COMPUTE
+            if is_loaded and index not in self._flights:
+                self._wanted.append(index)
+        self._probes = [index for index in probes if index not in self._flights and self._sources[index]]
+
+    def start(self) -> None:
+        """Ask for wanted blocks, the last first, and for probes, while their tiers have room."""
+        if self._loads is None:
+            return
+        for queue in (self._wanted, self._probes):
+            full = set[str]()
+            for index in reversed(list(queue)):
+                tier = self._sources[index]
+                if tier is None or tier in full:
+                    continue
+                if self._loads.costs.has_room(tier):
+                    queue.remove(index)
+                    self._start(self._loads, index, tier)
+                else:
+                    full.add(tier)
 
     def arrivals(self, now_s: float) -> Iterator[tuple[int, LoadedBlock]]:
-        """Start loads as the window allows, then yield those that arrived, the caller's to release.
+        """Yield the blocks whose loads have arrived, the caller's to release.
 
         Blocks whose load missed or is late go over to computing. A late load takes those not yet
         started with it: they would wait for the same tier.
         """
-        self._start(now_s)
         for index, flight in list(self._flights.items()):
             if flight.ticket.done():
-                del self._flights[index]
+                self._land(index)
                 loaded = flight.ticket.take()
                 if loaded is None:
-                    self._take_over(index)
+                    self._fail(index)
                 else:
                     yield index, loaded
             elif now_s >= flight.deadline_s:
-                self._take_over(index)
-                self._give_up_queue()
-        self._release_when_done()
+                self._abandon(index)
+                self._fail(index)
+                for queued in [held for held in self._wanted if self._sources[held] == flight.tier]:
+                    self._fail(queued)
+
+    def make_ready(self, index: int, tier: str) -> None:
+        """Block ``index`` is there, from ``tier``; a load still on its way is given up."""
+        self._abandon(index)
+        self._forget(index)
+        self._owners[index] = Owner.READY
+        self._ready_from[index] = tier
+
+    def begin_computing(self, first: int, end: int) -> None:
+        """Give up the loads of blocks ``first`` to ``end``, which are computed now."""
+        for index in range(first, min(end, len(self._owners))):
+            self._abandon(index)
+            self._forget(index)
+            self._sources[index] = None
 
     def close(self) -> None:
         """Give up all loads and the lease; blocks not ready go over to computing. Idempotent."""
-        for index in (*self._flights, *self._queue):
-            self._leave(index)
-            self._owners[index] = Owner.COMPUTE
-        self._release_when_done()
-
-    def _start(self, now_s: float) -> None:
-        while self._queue and self._hit and self._loads and len(self._flights) < self._loads.window:
-            index, deadline_s = self._queue[0], now_s + self._loads.deadline_s
-            try:
-                ticket = self._loads.store.load(self._hit, index, deadline_s, self._loads.on_done)
-            except (LeaseExpiredError, StoreClosedError):
-                self._give_up_queue()
-                return
-            self._queue.popleft()
-            self._flights[index] = _Flight(ticket, deadline_s)
-
-    def _take_over(self, index: int) -> None:
-        self._leave(index)
-        self._owners[index] = Owner.COMPUTE
-        self.num_taken_over += 1
-
-    def _give_up_queue(self) -> None:
-        while self._queue:
-            self._take_over(self._queue[0])
-
-    def _leave(self, index: int) -> None:
-        if flight := self._flights.pop(index, None):
-            flight.ticket.abandon()
-        if index in self._queue:
-            self._queue.remove(index)
-
-    def _release_when_done(self) -> None:
-        if self._hit is not None and not self.num_loading:
+        self.begin_computing(0, len(self._owners))
+        self._owners = [owner if owner is Owner.READY else Owner.COMPUTE for owner in self._owners]
+        if self._hit is not None:
             self._hit.release()
             self._hit = None
+
+    def _start(self, loads: Loads, index: int, tier: str) -> None:
+        now_s = loads.clock.monotonic_s()
+        deadline_s = now_s + loads.deadline_s
+        fault_s = min(deadline_s, now_s + loads.costs.overdue_s(tier, now_s))
+        if self._hit is None:
+            self._fail(index)
+            return
+        try:
+            ticket = loads.store.load(self._hit, index, fault_s, loads.on_done)
+        except (LeaseExpiredError, StoreClosedError):
+            self._fail(index)
+            return
+        loads.costs.asked(tier, ticket, now_s)
+        self._flights[index] = _Flight(ticket, tier, deadline_s)
+
+    def _land(self, index: int) -> None:
+        flight = self._flights.pop(index)
+        if self._loads is not None:
+            self._loads.costs.ended(flight.tier, flight.ticket, self._loads.clock.monotonic_s())
+
+    def _abandon(self, index: int) -> None:
+        if flight := self._flights.pop(index, None):
+            flight.ticket.abandon()
+            if self._loads is not None:
+                self._loads.costs.given_up(flight.tier, flight.ticket, self._loads.clock.monotonic_s())
+
+    def _fail(self, index: int) -> None:
+        """Leave a block that cannot be loaded to computing, for good."""
+        self._forget(index)
+        self._sources[index] = None
+        self._failed.add(index)
+        if self._owners[index] is Owner.LOAD:
+            self._owners[index] = Owner.COMPUTE
+            self.num_taken_over += 1
+
+    def _forget(self, index: int) -> None:
+        for queue in (self._wanted, self._probes):
+            if index in queue:
+                queue.remove(index)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
+from contextlib import suppress
 
 from backends.device import DevicePool
-from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
-from engine_adapter.engine.storing import StoreQueue
+from engine_adapter.engine.storing import Storable, StoreQueue
+from kvstore.errors import StoreClosedError
 from kvstore.keys import chain_keys
 from kvstore.leases import Hit
+from kvstore.loading import LoadedBlock
 from kvstore.namespace import Namespace
-from kvstore.seams import Choice, PlanRequest, ReloadPolicy
 from kvstore.store import TieredStore
 from kvstore.tier import DEVICE
 
@@ -26,22 +27,14 @@ class PrefixCache:
     """
 
     def __init__(
-        self,
-        pool: DevicePool,
-        store: TieredStore,
-        policy: ReloadPolicy,
-        namespace: Namespace,
-        config: EngineConfig,
-        on_loaded: Callable[[], None],
+        self, pool: DevicePool, store: TieredStore, namespace: Namespace, lease_s: float, loads: Loads
     ) -> None:
-        """``on_loaded`` is called on another thread whenever a load has reported."""
         self.pool = pool
         self.num_taken_over = 0
         self._namespace = namespace
         self.store = store
-        self._policy = policy
-        self._lease_s = config.lease_s
-        self._loads = Loads(store, config.max_loads, config.load_deadline_s, on_loaded)
+        self._lease_s = lease_s
+        self._loads = loads
         self._step = pool.shape.block_tokens
         self._storing = StoreQueue(pool, store)
         store.register_namespace(namespace)
@@ -74,7 +67,7 @@ class PrefixCache:
         sequence.blocks = [
             shared[index] if index in shared else next(fresh) for index in range(len(shared) + len(missing))
         ]
-        sequence.ownership = Ownership(len(keys))
+        sequence.ownership = Ownership(len(keys), self._loads if sequence.cache.reads else None)
         for index in shared:
             sequence.ownership.make_ready(index, DEVICE)
         return True
@@ -87,22 +80,32 @@ class PrefixCache:
         self.pool.release(reversed(sequence.blocks))
         sequence.blocks = []
 
-    def plan(self, sequence: Sequence, num_waiting: int, num_running: int) -> None:
-        """Look up what the pool does not have, and let the policy decide what to load."""
+    def ask_ahead(self, sequence: Sequence) -> None:
+        """Begin to ask media that others write to as well which of its blocks they hold; never blocks."""
+        if sequence.cache.reads:
+            keys = self._prefill_keys(sequence)
+            deadline_s = self._loads.clock.monotonic_s() + self._loads.deadline_s
+            with suppress(StoreClosedError):
+                sequence.inquiry = self.store.inquire(keys, deadline_s, self._loads.on_done)
+
+    def look_up(self, sequence: Sequence) -> Hit | None:
+        """Look up what the pool does not have; the lease is the caller's, ``None`` without one.
+
+        What the pool has by now is shared.
+        """
         if not sequence.cache.reads or not sequence.keys:
-            return
+            return None
         hit = self.store.lookup(sequence.keys, self._lease_s, sequence.request.ttl_s)
-        try:
-            choices = self._choose(sequence, hit, num_waiting, num_running)
-        except BaseException:
-            hit.release()
-            raise
-        wanted = (
-            index
-            for index, (choice, tier) in enumerate(zip(choices, hit.tiers, strict=True))
-            if choice is Choice.LOAD and tier not in {None, DEVICE}
-        )
-        sequence.ownership.load(wanted, hit, self._loads)
+        for index, tier in enumerate(hit.tiers):
+            is_behind = index * self._step >= sequence.num_computed
+            if tier == DEVICE and is_behind and sequence.ownership.owner(index) is not Owner.READY:
+                self._share(sequence, index)
+        return hit
+
+    def is_lease_ending(self, sequence: Sequence) -> bool:
+        """Say whether the lease on what is to be loaded is nearly over."""
+        ends_s = sequence.ownership.lease_ends_s
+        return ends_s is not None and ends_s - self._loads.clock.monotonic_s() < self._lease_s / 6
 
     def collect(self, sequence: Sequence, now_s: float) -> bool:
         """Take over the loads that have arrived; says whether any load has reported."""
@@ -110,8 +113,7 @@ class PrefixCache:
         for index, loaded in sequence.ownership.arrivals(now_s):
             try:
                 if not self._share(sequence, index):
-                    self.pool.write_block(sequence.blocks[index], loaded.data)
-                    sequence.ownership.make_ready(index, loaded.tier)
+                    self._write(sequence, index, loaded)
                     if sequence.cache.writes and not self._holds_last_token(sequence, index):
                         self._publish(sequence, index)
             finally:
@@ -142,6 +144,10 @@ class PrefixCache:
             end = (index + 1) * self._step
         return min(end, limit)
 
+    def begin_computing(self, sequence: Sequence, start: int, end: int) -> None:
+        """Give up loads of the blocks that positions ``start`` to ``end`` touch: they are computed now."""
+        sequence.ownership.begin_computing(start // self._step, self.blocks_for(end))
+
     def publish(self, sequence: Sequence, start: int) -> None:
         """Publish the blocks that computing from ``start`` to its position has filled; stored soon."""
         if not sequence.cache.writes:
@@ -151,7 +157,13 @@ class PrefixCache:
         for index in range(start // self._step, num_full):
             self._publish(sequence, index)
             self._storing.add(
-                sequence.namespace, sequence.keys[index], _parent(sequence, index), sequence.request.ttl_s
+                Storable(
+                    sequence.namespace,
+                    sequence.keys[index],
+                    _parent(sequence, index),
+                    index * self._step,
+                    sequence.request.ttl_s,
+                )
             )
 
     def store_some(self, *, is_idle: bool) -> bool:
@@ -189,16 +201,11 @@ class PrefixCache:
             self._storing.store_all()
         return self.pool.num_available >= num
 
-    def _choose(self, sequence: Sequence, hit: Hit, num_waiting: int, num_running: int) -> tuple[Choice, ...]:
-        request = PlanRequest(
-            tiers=hit.tiers,
-            prompt_tokens=len(sequence.tokens),
-            block_tokens=self._step,
-            block_bytes=self.pool.shape.block_bytes,
-            num_waiting=num_waiting,
-            num_running=num_running,
-        )
-        return self._policy.plan(request).choices
+    def _write(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> None:
+        clock, began_s = self._loads.clock, self._loads.clock.monotonic_s()
+        self.pool.write_block(sequence.blocks[index], loaded.data)
+        self._loads.costs.note_copy(clock.monotonic_s() - began_s)
+        sequence.ownership.make_ready(index, loaded.tier)
 
     def _prefill_keys(self, sequence: Sequence) -> list[bytes]:
         if sequence.cache is CacheUse.OFF:

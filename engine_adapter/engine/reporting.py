@@ -23,7 +23,10 @@ class EngineStatistics:
 
     ``requests`` counts finished requests by reason, ``tokens_by_source`` their prompt tokens.
     ``num_preempted`` counts sequences sent back for want of blocks, ``num_taken_over`` blocks
-    computed because their load missed or was late. TTFT, ITL and queue time come with each request's
+    computed because their load missed or was late. ``saved_s`` is what loading has saved in all against
+    computing everything, as predicted, in mode ``observe`` what it would have; ``num_slower`` requests
+    were slower than that. ``num_verified`` blocks were computed to compare, and ``num_found_wrong`` of
+    them differed. TTFT, ITL and queue time come with each request's
     events.
     """
 
@@ -35,6 +38,10 @@ class EngineStatistics:
     completion_tokens: int
     requests: Mapping[str, int]
     tokens_by_source: Mapping[str, int]
+    saved_s: float
+    num_slower: int
+    num_verified: int
+    num_found_wrong: int
     num_blocks: int
     num_available_blocks: int
 
@@ -48,6 +55,8 @@ class Tally:
     completion_tokens: int = 0
     requests: Counter[str] = field(default_factory=Counter)
     tokens_by_source: Counter[str] = field(default_factory=Counter)
+    saved_s: float = 0.0
+    num_slower: int = 0
 
     def add(self, reason: str, usage: Usage) -> None:
         """Count one finished request."""
@@ -55,3 +64,6 @@ class Tally:
         self.requests[reason] += 1
         self.completion_tokens += usage.completion_tokens
         self.tokens_by_source.update(usage.tokens_by_source)
+        if usage.planned is not None:
+            self.saved_s += usage.planned.saved_s
+            self.num_slower += usage.planned.saved_s < 0

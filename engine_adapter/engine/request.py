@@ -37,6 +37,18 @@ class CacheUse(Enum):
         return self in {CacheUse.WRITE, CacheUse.ON}
 
 
+class Mode(Enum):
+    """How far the tiers below the device are trusted. Blocks on the device are shared in all but ``OFF``."""
+
+    OFF = "off"
+    """No cache at all."""
+    OBSERVE = "observe"
+    """Blocks are stored, and what loading them would have saved is predicted; none is loaded."""
+    VERIFY = "verify"
+    """A share of the hits is computed all the same and compared; the others are served."""
+    SERVE = "serve"
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen and when to end.
@@ -70,6 +82,7 @@ class Sampling:
 class Request:
     """One prompt (token ids) to be continued. Raises ``RequestError`` for values out of range.
 
+    ``mode`` is the engine's own unless the request names one.
     ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
     ends the blocks this request leaves behind. ``session``, ``end_session`` and
     ``expected_pause_s`` tell policies when the prefix will be wanted again.
@@ -78,6 +91,7 @@ class Request:
     prompt_ids: Sequence[int]
     sampling: Sampling = field(default_factory=Sampling)
     cache: CacheUse = CacheUse.ON
+    mode: Mode | None = None
     ttl_s: float | None = None
     salt: str = ""
     session: str | None = None
@@ -99,6 +113,36 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What was decided about loading and computing a prompt, and what came of it. Times in seconds.
+
+    ``tokens_by_tier`` could have been loaded. The predictions were made when the prompt was first
+    planned for and say how long from then on the first token would take: as planned, if everything was
+    computed, if all that can be was loaded. ``actual_s`` is what it took, ``None`` before that.
+    """
+
+    policy: str
+    mode: Mode
+    reason: str
+    tokens_by_tier: Mapping[str, int]
+    predicted_s: float
+    if_computed_s: float
+    if_loaded_s: float
+    num_plans: int
+    actual_s: float | None = None
+
+    @property
+    def saved_s(self) -> float:
+        """What the cache saved against computing everything; negative: it cost that.
+
+        Computing everything is predicted; in mode ``observe`` so is what loading would have taken.
+        """
+        if self.actual_s is None:
+            return 0.0
+        return self.if_computed_s - (self.predicted_s if self.mode is Mode.OBSERVE else self.actual_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a request cost. Times are in seconds; ``None`` where nothing was reached.
 
@@ -106,7 +150,8 @@ class Usage:
     or the tier they were taken from. Its values add up to ``prompt_tokens`` once the whole prompt
     was processed, and to less when the request ended before. ``queue_s`` is the time until
     admission, ``ttft_s`` until the first token, both from submission; ``itl_s`` is the mean time
-    between tokens; ``load_s`` runs from the first load's start to the last one's arrival.
+    between tokens; ``load_s`` runs from the first load's start to the last one's arrival. ``planned``
+    is there when a lower tier had blocks of the prompt.
     """
 
     prompt_tokens: int
@@ -116,6 +161,7 @@ class Usage:
     ttft_s: float | None = None
     itl_s: float | None = None
     load_s: float = 0.0
+    planned: Planned | None = None
 
     @property
     def cached_tokens(self) -> int:

@@ -68,6 +68,8 @@ class ModelRunner:
             attend=self._attention.plan(spans, step, self._model.dtype, self._device),
         )
         logits: torch.Tensor = output.logits[0].float()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # a step is timed, and what it wrote may be stored
         return logits
 
     def _indices(self, values: Sequence[int]) -> torch.Tensor:

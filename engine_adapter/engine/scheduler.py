@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.sequence import Sequence
+from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 
 
@@ -18,6 +19,11 @@ class Work:
     sequence: Sequence
     start: int
     end: int
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it is the next token of a prompt that is complete."""
+        return self.start >= self.sequence.num_prefill
 
     @property
     def needs_logits(self) -> bool:
@@ -37,12 +43,13 @@ class Scheduler:
     ``running`` is in order of admission. Used by the engine's thread alone.
     """
 
-    def __init__(self, prefix: PrefixCache, config: EngineConfig) -> None:
+    def __init__(self, prefix: PrefixCache, config: EngineConfig, clock: Clock) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
         self._prefix = prefix
         self._config = config
+        self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
         """Queue ``sequence`` behind all others."""
@@ -123,11 +130,14 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int, elsewhere: set[bytes]) -> Work | None:
         """Return the next piece of a prefill, and add the keys it computes to ``elsewhere``."""
         self._prefix.advance(sequence)
+        if self._clock.monotonic_s() < sequence.answer_due_s:
+            return None
         start = sequence.num_computed
         limit = min(sequence.num_prefill, start + budget)
         end = self._prefix.computable_end(sequence, limit, elsewhere)
         if end == start:
             return None
+        self._prefix.begin_computing(sequence, start, end)
         if sequence.cache.writes:
             elsewhere.update(self._prefix.keys_between(sequence, start, end))
         return Work(sequence, start, end)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from engine_adapter.engine.detokenize import TextStream
 from engine_adapter.engine.ownership import Ownership
-from engine_adapter.engine.request import COMPUTED, OnEvent, Request, Usage
+from engine_adapter.engine.plans import Planning
+from engine_adapter.engine.request import COMPUTED, CacheUse, Mode, OnEvent, Request, Usage
 from engine_adapter.engine.sampling import Sampler
+from kvstore.inquiry import Inquiry
 from kvstore.namespace import Namespace
 
 
@@ -45,7 +47,13 @@ class Sequence:
     """
 
     def __init__(
-        self, number: int, request: Request, on_event: OnEvent, text: TextStream, submitted_s: float
+        self,
+        number: int,
+        request: Request,
+        on_event: OnEvent,
+        text: TextStream,
+        submitted_s: float,
+        mode: Mode = Mode.SERVE,
     ) -> None:
         self.number = number
         self.request = request
@@ -53,7 +61,7 @@ class Sequence:
         self.text = text
         self.sampler = Sampler(request.sampling)
         self.times = Times(submitted_s)
-        self.cache = request.cache
+        self.cache = CacheUse.OFF if mode is Mode.OFF else request.cache
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(self.tokens)
         self.num_prefill = self.num_prompt
@@ -64,6 +72,14 @@ class Sequence:
         """Set when the sequence is given its blocks, unless the cache is off."""
         self.ownership = Ownership()
         self.tokens_by_source: Counter[str] = Counter()
+        self.mode = mode
+        self.is_served = mode in {Mode.SERVE, Mode.VERIFY}
+        """Whether blocks of lower tiers are used; not where a hit is only predicted or verified."""
+        self.inquiry: Inquiry | None = None
+        self.answer_due_s = 0.0
+        """Until when computing waits for the answer to the inquiry."""
+        self.planning: Planning | None = None
+        self.planned_at = -1
 
     @property
     def num_generated(self) -> int:
@@ -81,10 +97,18 @@ class Sequence:
             self.tokens_by_source[source] += position - self.num_computed
         self.num_computed = position
 
+    def leave_tiers(self) -> None:
+        """Nothing of it will be loaded any more."""
+        if self.inquiry is not None:
+            self.inquiry.abandon()
+            self.inquiry = None
+        self.ownership.close()
+
     def restart(self) -> None:
         """Begin again from the first token, with all tokens so far as the prompt to compute."""
         self.num_computed = 0
         self.num_prefill = len(self.tokens)
+        self.planned_at = -1
         if not self.num_generated:
             self.tokens_by_source.clear()
 
@@ -101,6 +125,7 @@ class Sequence:
             ttft_s=_since(times.submitted_s, times.first_token_s),
             itl_s=decoded_s / gaps if gaps else None,
             load_s=_since(times.load_started_s, times.loaded_s) or 0.0,
+            planned=self.planning.told(self.mode, times.first_token_s) if self.planning else None,
         )
 
 

@@ -18,12 +18,14 @@ _MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class Storable:
+    """A published block to be stored; ``first_token`` is its position in the prompt."""
+
     namespace: Namespace
     key: bytes
     parent: bytes
+    first_token: int
     ttl_s: float | None
-    block: int
 
 
 class StoreQueue:
@@ -43,16 +45,16 @@ class StoreQueue:
         self._pool = pool
         self._store = store
         self._max_waiting = min(_MAX_WAITING, pool.num_blocks // 4)
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[tuple[Storable, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, namespace: Namespace, key: bytes, parent: bytes, ttl_s: float | None) -> None:
-        """Queue the published block of ``key``."""
-        block = self._pool.acquire(key)
+    def add(self, storable: Storable) -> None:
+        """Queue a published block."""
+        block = self._pool.acquire(storable.key)
         if block is not None:
-            self._waiting.append(_Waiting(namespace, key, parent, ttl_s, block))
+            self._waiting.append((storable, block))
 
     def store_some(self, *, is_idle: bool) -> bool:
         """Store the next few blocks; says whether there were any."""
@@ -68,22 +70,27 @@ class StoreQueue:
             self._store_next()
 
     def _store_next(self) -> None:
-        waiting = self._waiting.popleft()
+        storable, block = self._waiting.popleft()
         try:
-            self._copy(waiting)
+            self._copy(storable, block)
         except Exception:  # noqa: BLE001 - whatever it is, it costs this block's storing and nothing else
             _log.exception("a block could not be stored")
         finally:
-            self._pool.release([waiting.block])
+            self._pool.release([block])
 
-    def _copy(self, waiting: _Waiting) -> None:
+    def _copy(self, storable: Storable, block: int) -> None:
         reservation = self._store.reserve(
-            waiting.namespace, waiting.key, waiting.parent, self._pool.shape.block_bytes, ttl_s=waiting.ttl_s
+            storable.namespace,
+            storable.key,
+            storable.parent,
+            self._pool.shape.block_bytes,
+            ttl_s=storable.ttl_s,
+            first_token=storable.first_token,
         )
         if reservation is None:
             return
         try:
-            self._pool.read_block(waiting.block, reservation.view)
+            self._pool.read_block(block, reservation.view)
         except BaseException:
             reservation.abort()
             raise

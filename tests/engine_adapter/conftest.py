@@ -13,16 +13,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from backends.device import DevicePool
 from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model
+from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.sdpa import SdpaAttention
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.seams import ReloadPolicy
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierSpec
 from policies.lru import LeafFirstLRU
+from policies.planning import ReloadPolicy
 from policies.reload import AlwaysLoad
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
@@ -113,12 +115,17 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         arena = Arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
         specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * SLOT_BYTES)]
         clock = clock or Clock()
-        store = TieredStore(specs, arena, StoreConfig(audit_share=1.0), clock)
+        memory_tier = next((spec.config.name for spec in specs if spec.config.name == "host"), None)
+        costs = CostBook(model.kv_shape.block_bytes, memory_tier)
+        store = TieredStore(
+            specs, arena, StoreConfig(audit_share=1.0), clock, on_transfer=costs.note_transfer
+        )
         added, removed = store.device_added, store.device_removed
         pool = DevicePool(model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock)
         runner = ModelRunner(model.model, pool, SdpaAttention())
         config = EngineConfig(**limits)
-        engine = Engine(model, tiny_tokenizer, pool, runner, store, policy or AlwaysLoad(), config, clock)
+        named = NamedPolicy("under test", policy or AlwaysLoad())
+        engine = Engine(model, tiny_tokenizer, pool, runner, store, named, costs, config, clock)
         rigs.append(Rig(engine, store, pool, arena, model))
         return rigs[-1]
 

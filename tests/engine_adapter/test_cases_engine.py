@@ -16,8 +16,8 @@ from backends.host import HostBackend
 from backends.throttle import Throttled
 from engine_adapter.engine.request import CacheUse
 from kvstore.arena import Arena
-from kvstore.seams import Plan, PlanRequest
 from kvstore.tier import TierSpec
+from policies.planning import Plan, PlanRequest
 from policies.reload import AlwaysLoad
 from tests.engine_adapter.rig import (
     SLOT_BYTES,
@@ -242,9 +242,7 @@ def test_case_14_a_load_that_never_answers_is_taken_over_at_its_deadline(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
     gate, prompt = Flag(), prompt_of(75, 1)
-    rig = make_rig(
-        tiers=slow_tier([Fault(Operation.GET, stall(gate.wait))]), load_deadline_s=0.05, max_loads=2
-    )
+    rig = make_rig(tiers=slow_tier([Fault(Operation.GET, stall(gate.wait))]), load_deadline_s=0.05)
     stored(rig, prompt)
 
     answer = rig.engine.generate(greedy(prompt))
@@ -258,9 +256,9 @@ def test_case_14_a_load_that_never_answers_is_taken_over_at_its_deadline(
 
 def test_a_slow_line_is_waited_for_while_it_keeps_answering(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     def slow_line(_arena: Arena) -> list[TierSpec]:
-        return [tier(Throttled(HostBackend(Arena(2**24)), 1e9, 0.01), "disk", num_readers=1)]
+        return [tier(Throttled(HostBackend(Arena(2**24)), 460_800), "disk", num_readers=1)]
 
-    rig, prompt = make_rig(tiers=slow_line, load_deadline_s=0.2, max_loads=2), prompt_of(200, 1)
+    rig, prompt = make_rig(tiers=slow_line, load_deadline_s=0.2), prompt_of(200, 1)
     stored(rig, prompt)
 
     answer = rig.engine.generate(greedy(prompt))

@@ -19,7 +19,8 @@ from kvstore.errors import (
     PromptTooLongError,
     RequestError,
 )
-from kvstore.seams import Choice, Plan, PlanRequest
+from policies.planning import Plan, PlanRequest
+from policies.reload import AlwaysCompute
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -208,11 +209,14 @@ def test_a_failing_policy_ends_that_request_alone(make_rig: MakeRig) -> None:
         def plan(self, request: PlanRequest) -> Plan:
             if request.prompt_tokens == 50:
                 raise ZeroDivisionError("no plan")
-            return Plan(tuple(Choice.COMPUTE for _ in request.tiers), "")
+            return AlwaysCompute().plan(request)
 
-    rig = make_rig(policy=Failing())
+    rig, prompts = make_rig(policy=Failing()), [prompt_of(50, 1), prompt_of(40, 2)]
+    rig.generate_together([greedy(prompt) for prompt in prompts])
+    assert rig.engine.flush(10)
+    rig.forget_device()
 
-    answers = rig.generate_together([greedy(prompt_of(50, 1)), greedy(prompt_of(40, 2))])
+    answers = rig.generate_together([greedy(prompt) for prompt in prompts])
 
     assert [answer.reason for answer in answers] == ["error", "length"]
 

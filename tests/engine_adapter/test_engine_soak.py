@@ -59,9 +59,7 @@ def test_answers_stay_clean_through_pressure_cancellations_and_faults(
         disk = Faulty(DiskBackend(tmp_path / "blocks"), [Fault(Operation.GET, moody(random))])
         return [host_tier(arena, 24 * SLOT_BYTES), tier(disk, "disk", 60 * SLOT_BYTES, cooldown_s=0.05)]
 
-    rig = make_rig(
-        num_blocks=40, tiers=tiers, max_batched_tokens=48, max_sequences=6, load_deadline_s=0.05, max_loads=4
-    )
+    rig = make_rig(num_blocks=40, tiers=tiers, max_batched_tokens=48, max_sequences=6, load_deadline_s=0.05)
     requests = requests_of(random, 40)
     heard = [Events() for _ in requests]
     handles = []

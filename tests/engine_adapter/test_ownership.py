@@ -8,11 +8,14 @@ import pytest
 
 from backends.faulty import Action, Fault, Faulty, Operation, fail, miss, stall
 from backends.host import HostBackend
+from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from kvstore.arena import Arena
+from kvstore.clock import Clock
 from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
+from policies.planning import Choice
 from tests.engine_adapter.rig import eventually, tier
 
 NAMESPACE = Namespace("w", "{}", "float32", "float32", 4)
@@ -31,9 +34,11 @@ class Loader:
             assert self.store.put(NAMESPACE, key, parent, memoryview(bytes([index]) * NUM_BYTES))
         assert self.store.flush(5)
         self.woken = Flag()
-        self.ownership = Ownership(6)
+        costs = CostBook(NUM_BYTES)
+        self.ownership = Ownership(6, Loads(self.store, costs, Clock(), 10.0, self.woken.set))
         self.hit = self.store.lookup(KEYS)
-        self.ownership.load(range(6), self.hit, Loads(self.store, 2, 10.0, self.woken.set))
+        self.ownership.offer(self.hit)
+        self.ownership.follow([Choice.LOAD] * 6, (), 0)
 
     @property
     def owners(self) -> str:
@@ -43,6 +48,7 @@ class Loader:
     def collect(self, now_s: float | None = None) -> list[int]:
         """Take what has arrived, and return it."""
         arrived = []
+        self.ownership.start()
         for index, loaded in self.ownership.arrivals(time.monotonic() if now_s is None else now_s):
             assert bytes(loaded.data) == bytes([index]) * NUM_BYTES
             self.ownership.make_ready(index, loaded.tier)

@@ -10,7 +10,10 @@ import torch
 
 from backends.device import DevicePool, KVShape
 from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import Detokenizer, TextStream
+from engine_adapter.engine.ownership import Loads
+from engine_adapter.engine.planner import Line, NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.request import COMPUTED, CacheUse, Request
 from engine_adapter.engine.scheduler import Scheduler, Work
@@ -37,8 +40,12 @@ class Desk:
         self.pool = DevicePool(shape, num_blocks, "cpu", LeafFirstLRU(), added, removed, Clock())
         namespace = Namespace("w", "{}", "float32", "float32", BLOCK)
         config = EngineConfig(**limits)
-        self.prefix = PrefixCache(self.pool, self.store, AlwaysLoad(), namespace, config, lambda: None)
-        self.scheduler = Scheduler(self.prefix, config)
+        costs, clock = CostBook(shape.block_bytes, "host"), Clock()
+        loads = Loads(self.store, costs, clock, 10.0, lambda: None)
+        self.prefix = PrefixCache(self.pool, self.store, namespace, 30.0, loads)
+        self.scheduler = Scheduler(self.prefix, config, clock)
+        policy = NamedPolicy("always-load", AlwaysLoad())
+        self.planner = Planner(policy, costs, clock, shape, config.max_batched_tokens)
         self._numbers = iter(range(1000))
 
     def add(self, prompt: list[int], cache: CacheUse = CacheUse.ON) -> Sequence:
@@ -50,7 +57,9 @@ class Desk:
     def admit_all(self) -> list[Sequence]:
         admitted = []
         while sequence := self.scheduler.admit():
-            self.prefix.plan(sequence, 0, 0)
+            if hit := self.prefix.look_up(sequence):
+                sequence.ownership.offer(hit)
+            self.planner.review(sequence, Line([sequence], 0))
             self.prefix.collect(sequence, 0.0)
             admitted.append(sequence)
         return admitted

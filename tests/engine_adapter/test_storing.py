@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_adapter.engine.storing import StoreQueue
+from engine_adapter.engine.storing import Storable, StoreQueue
 from kvstore.keys import chain_keys
 from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, greedy, prompt_of
 
@@ -12,9 +12,9 @@ def publish(rig: Rig, queue: StoreQueue, num_blocks: int) -> list[bytes]:
     keys = chain_keys(rig.model.namespace.digest, prompt_of(num_blocks * BLOCK_TOKENS, 3), BLOCK_TOKENS)
     blocks = rig.pool.allocate(num_blocks)
     assert blocks is not None
-    for parent, key, block in zip([b"", *keys], keys, blocks, strict=False):
+    for index, (parent, key, block) in enumerate(zip([b"", *keys], keys, blocks, strict=False)):
         assert rig.pool.publish(block, key, parent)
-        queue.add(rig.model.namespace, key, parent, None)
+        queue.add(Storable(rig.model.namespace, key, parent, index * BLOCK_TOKENS, None))
     rig.pool.release(blocks)
     return keys
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstore.seams import Choice, Offer, PlanRequest, Verdict
+from kvstore.seams import Offer, Verdict
 from policies.admission import WorthLoading, whole_blocks_that_fit
-from policies.reload import AlwaysLoad
 
 
 def offer(num_tokens: int = 16, footprint_bytes: int = 100) -> Offer:
@@ -34,8 +33,3 @@ def test_what_a_block_is_worth_is_not_asked_where_its_size_decides() -> None:
         raise AssertionError
 
     assert WorthLoading(never_faster)(offer(num_tokens=15)) is Verdict.NOT_WHOLE
-
-
-def test_always_load_loads_what_is_there_and_computes_the_holes() -> None:
-    request = PlanRequest(("device", None, "disk"), 60, 16, 1000, num_waiting=0, num_running=0)
-    assert AlwaysLoad().plan(request).choices == (Choice.LOAD, Choice.COMPUTE, Choice.LOAD)

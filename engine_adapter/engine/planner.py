@@ -1,0 +1,209 @@
+"""Asks the reload policy what to load and what to compute, again and again until a prompt is complete."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from backends.device import KVShape
+from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.ownership import Owner
+from engine_adapter.engine.plans import Planning
+from engine_adapter.engine.sequence import Sequence
+from kvstore.clock import Clock
+from policies.cost_model import ComputeCost
+from policies.planning import READY, Plan, PlanRequest, ReloadPolicy
+
+_UNKNOWN = ComputeCost(0.0, 1e-3, 0.0)
+# A late first token is felt more than tokens that come a little later.
+_DECODE_WEIGHT = 0.25
+_REVIEW_SHARE = 0.01
+_LEAST_REVIEW_S = 0.002
+_ANSWER_SHARE = 0.03
+
+
+class NamedPolicy(NamedTuple):
+    """A reload policy, and the name under which it is told."""
+
+    name: str
+    policy: ReloadPolicy
+
+
+@dataclass(slots=True)
+class Line:
+    """The running sequences in the order in which they are served, and what the first of them take up.
+
+    ``compute_s`` is how long those that were reviewed keep the device busy, ``unasked_bytes`` what they
+    will still ask of each tier.
+    """
+
+    running: Seq[Sequence]
+    num_waiting: int
+    compute_s: float = 0.0
+    unasked_bytes: Counter[str] = field(default_factory=Counter)
+
+    def behind(self, sequence: Sequence) -> Seq[Sequence]:
+        """Return those that are served after ``sequence``."""
+        return self.running[self.running.index(sequence) + 1 :]
+
+
+class Planner:
+    """Plans for the running sequences, in the order in which they are served. For the engine's thread."""
+
+    def __init__(
+        self, policy: NamedPolicy, costs: CostBook, clock: Clock, shape: KVShape, chunk_tokens: int
+    ) -> None:
+        self._name = policy.name
+        self._policy = policy.policy
+        self.costs = costs
+        self._clock = clock
+        self._block_tokens = shape.block_tokens
+        self._block_bytes = shape.block_bytes
+        self._chunk_tokens = chunk_tokens
+
+    def review(self, sequence: Sequence, line: Line) -> None:
+        """Plan for ``sequence`` if its prompt is incomplete and has blocks to load, and start loads.
+
+        A plan is kept while a small part of its predicted time passes and computing goes no further.
+        """
+        if sequence.is_decoding:
+            return
+        now_s = self._clock.monotonic_s()
+        if self._is_due(sequence, now_s):
+            request = self._request(sequence, now_s)
+            self._plan(sequence, self._in_line(request, sequence, line), now_s)
+        sequence.ownership.start()
+        line.compute_s += self._remaining_s(sequence)
+        for tier, num in sequence.ownership.num_wanted.items():
+            line.unasked_bytes[tier] += num * self._block_bytes
+
+    def next_review_s(self, running: Seq[Sequence]) -> float | None:
+        """Return when a plan is due for review if nothing happens before; ``None``: never."""
+        return min((_due_s(sequence) for sequence in running if _is_reviewed(sequence)), default=None)
+
+    def answer_s(self, sequence: Sequence) -> float:
+        """Return how long computing may wait for the answer of a medium, which may save much of it.
+
+        That is never more than a small share of what computing takes.
+        """
+        cost = self.costs.compute() or _UNKNOWN
+        compute_s = cost.prefill_s(sequence.num_computed, sequence.num_prefill, self._chunk_tokens)
+        return _ANSWER_SHARE * compute_s
+
+    def imagine(
+        self, tiers: Seq[str | None], prompt_tokens: int, num_waiting: int
+    ) -> tuple[Plan, PlanRequest]:
+        """Return what would be planned for a prompt now, were it alone."""
+        request = self._about(tiers, prompt_tokens, self._clock.monotonic_s())
+        request = replace(request, num_waiting=num_waiting)
+        return self._policy.plan(request), request
+
+    def _is_due(self, sequence: Sequence, now_s: float) -> bool:
+        is_settled = not sequence.is_served and sequence.planning is not None
+        if is_settled or not sequence.ownership.is_open(self._block_at(sequence)):
+            return False
+        has_moved = sequence.num_computed != sequence.planned_at
+        return has_moved or now_s >= _due_s(sequence)
+
+    def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> None:
+        plan = self._policy.plan(request)
+        sequence.planned_at = sequence.num_computed
+        if sequence.planning is None:
+            found = Counter(tier for tier in request.tiers if tier not in {None, READY})
+            tokens = {str(tier): num * self._block_tokens for tier, num in found.items()}
+            sequence.planning = Planning(self._name, plan, plan, now_s, now_s, tokens)
+        else:
+            sequence.planning.again(plan, now_s)
+        if sequence.is_served:
+            first = -(-sequence.num_computed // self._block_tokens)
+            sequence.ownership.follow(plan.choices, plan.probes, first)
+
+    def _request(self, sequence: Sequence, now_s: float) -> PlanRequest:
+        planning, ownership = sequence.planning, sequence.ownership
+        position = sequence.num_computed
+        tiers = list(ownership.tiers)
+        done = position // self._block_tokens
+        tiers[:done] = [READY] * min(done, len(tiers))
+        if position % self._block_tokens and done < len(tiers):
+            tiers[done] = None
+        return replace(
+            self._about(tiers, sequence.num_prefill, now_s),
+            in_flight=ownership.in_flight,
+            position=position,
+            elapsed_s=now_s - planning.first_s if planning else 0.0,
+            previous=planning.latest if planning else None,
+        )
+
+    def _about(self, tiers: Seq[str | None], prompt_tokens: int, now_s: float) -> PlanRequest:
+        return PlanRequest(
+            tiers=tiers,
+            prompt_tokens=prompt_tokens,
+            block_tokens=self._block_tokens,
+            block_bytes=self._block_bytes,
+            compute=self.costs.compute() or _UNKNOWN,
+            loads=self.costs.loads(now_s),
+            chunk_tokens=self._chunk_tokens,
+            stale=self.costs.stale(now_s),
+        )
+
+    def _remaining_s(self, sequence: Sequence) -> float:
+        """Return how long a sequence that goes first keeps the device busy."""
+        if sequence.planning is not None:
+            return sequence.planning.latest.prediction.compute_s
+        cost = self.costs.compute() or _UNKNOWN
+        return cost.prefill_s(sequence.num_computed, sequence.num_prefill, self._chunk_tokens)
+
+    def _in_line(self, request: PlanRequest, sequence: Sequence, line: Line) -> PlanRequest:
+        """Return the request as it stands behind those that are served before it, and before others."""
+        loads = {
+            tier: replace(cost, queue_s=cost.load_s(line.unasked_bytes[tier]))
+            if line.unasked_bytes[tier]
+            else cost
+            for tier, cost in request.loads.items()
+        }
+        return replace(
+            request,
+            loads=loads,
+            compute_queue_s=line.compute_s,
+            device_price=self._device_price(sequence, line),
+            line_prices=self._line_prices(sequence, line),
+            num_waiting=line.num_waiting,
+            num_running=len(line.running),
+        )
+
+    def _device_price(self, sequence: Sequence, line: Line) -> float:
+        """Return how many seconds others lose for each that this one computes.
+
+        Sequences that decode wait for its steps, and so do later ones that have nothing to load.
+        """
+        num_decoding = sum(other.is_decoding for other in line.running)
+        num_computing = sum(
+            not other.is_decoding and not other.ownership.is_open(self._block_at(other))
+            for other in line.behind(sequence)
+        )
+        return _DECODE_WEIGHT * num_decoding + num_computing
+
+    def _line_prices(self, sequence: Sequence, line: Line) -> dict[str, float]:
+        """Return how many later sequences wait for each tier, with nothing to compute meanwhile."""
+        prices: Counter[str] = Counter()
+        for other in line.behind(sequence):
+            if other.ownership.owner(self._block_at(other)) is Owner.LOAD:
+                prices.update(other.ownership.num_wanted.keys())
+        return dict(prices)
+
+    def _block_at(self, sequence: Sequence) -> int:
+        return sequence.num_computed // self._block_tokens
+
+
+def _is_reviewed(sequence: Sequence) -> bool:
+    return not sequence.is_decoding and sequence.planning is not None and sequence.ownership.num_loading > 0
+
+
+def _due_s(sequence: Sequence) -> float:
+    planning = sequence.planning
+    if planning is None:
+        return 0.0
+    predicted_s = planning.latest.prediction.if_computed_s
+    return planning.latest_s + max(_LEAST_REVIEW_S, _REVIEW_SHARE * predicted_s)

@@ -1,0 +1,41 @@
+"""What was planned for one prompt, from its first plan on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_adapter.engine.request import Mode, Planned
+from policies.planning import Plan
+
+
+@dataclass(slots=True)
+class Planning:
+    """The first plan and the latest, when they were made, and what there was to load."""
+
+    policy: str
+    first: Plan
+    latest: Plan
+    first_s: float
+    latest_s: float
+    tokens_by_tier: dict[str, int]
+    num_plans: int = 1
+
+    def again(self, plan: Plan, now_s: float) -> None:
+        """Note that the prompt was planned for once more."""
+        self.latest, self.latest_s = plan, now_s
+        self.num_plans += 1
+
+    def told(self, mode: Mode, first_token_s: float | None) -> Planned:
+        """Return what the caller is told of it."""
+        prediction = self.first.prediction
+        return Planned(
+            policy=self.policy,
+            mode=mode,
+            reason=self.first.reason,
+            tokens_by_tier=self.tokens_by_tier,
+            predicted_s=prediction.ttft_s,
+            if_computed_s=prediction.if_computed_s,
+            if_loaded_s=prediction.if_loaded_s,
+            num_plans=self.num_plans,
+            actual_s=None if first_token_s is None else first_token_s - self.first_s,
+        )

@@ -1,0 +1,106 @@
+"""Computes a share of the hits all the same, and compares: the audit of everything that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from backends.device import DevicePool
+from engine_adapter.engine.sequence import Sequence
+from kvstore.clock import Clock
+from kvstore.errors import LeaseExpiredError, StoreClosedError
+from kvstore.leases import Hit
+from kvstore.loading import Ticket
+from kvstore.store import TieredStore
+
+_MOST_WITNESSES = 32
+_FP32_TOLERANCE = 1e-3
+_16_BIT_TOLERANCE = 0.05
+
+
+@dataclass(slots=True)
+class VerifyTally:
+    """Blocks compared, those of them found wrong, and those that had not arrived in time."""
+
+    num_compared: int = 0
+    num_wrong: int = 0
+    num_missed: int = 0
+
+
+class Verifier:
+    """Loads blocks of chosen prompts beside their computing, and quarantines those that differ.
+
+    What is loaded for this is never used. Rounding depends on how a prompt was cut into steps, so each
+    layer's keys and values may differ by a small share of their norm; another block's differ by as much
+    as they are. Used by the engine's thread alone.
+    """
+
+    def __init__(
+        self, pool: DevicePool, store: TieredStore, clock: Clock, share: float, deadline_s: float
+    ) -> None:
+        self.tally = VerifyTally()
+        self._pool = pool
+        self._store = store
+        self._clock = clock
+        self._share = share
+        self._deadline_s = deadline_s
+        self._owed = 0.0
+        self._witnesses: dict[int, list[tuple[int, Ticket]]] = {}
+        self._tolerance = _FP32_TOLERANCE if pool.shape.dtype == torch.float32 else _16_BIT_TOLERANCE
+
+    def selects(self) -> bool:
+        """Say whether the next hit is to be verified: every so many, as the share says."""
+        self._owed += self._share
+        if self._owed < 1:
+            return False
+        self._owed -= 1
+        return True
+
+    def summon(self, sequence: Sequence, hit: Hit, is_loadable: Callable[[int], bool]) -> None:
+        """Begin to load blocks of ``hit``, evenly spread; the lease stays the caller's."""
+        loadable = [index for index in range(len(hit.tiers)) if is_loadable(index)]
+        stride = -(-len(loadable) // _MOST_WITNESSES) or 1
+        deadline_s = self._clock.monotonic_s() + self._deadline_s
+        witnesses = self._witnesses.setdefault(sequence.number, [])
+        for index in loadable[::stride]:
+            try:
+                witnesses.append((index, self._store.load(hit, index, deadline_s)))
+            except (LeaseExpiredError, StoreClosedError):
+                return
+
+    def compare(self, sequence: Sequence) -> None:
+        """Compare what was loaded with what ``sequence`` has computed; its blocks are complete."""
+        for index, ticket in self._witnesses.pop(sequence.number, ()):
+            loaded = ticket.take() if ticket.done() else None
+            if loaded is None:
+                ticket.abandon()
+                self.tally.num_missed += 1
+                continue
+            try:
+                is_equal = self._is_equal(sequence.blocks[index], loaded.data)
+            finally:
+                loaded.release()
+            self.tally.num_compared += 1
+            if not is_equal:
+                self.tally.num_wrong += 1
+                self._store.quarantine(sequence.keys[index])
+
+    def dismiss(self, sequence: Sequence) -> None:
+        """Give up what was loaded for ``sequence``; idempotent."""
+        for _, ticket in self._witnesses.pop(sequence.number, ()):
+            ticket.abandon()
+
+    def _is_equal(self, block: int, stored: memoryview) -> bool:
+        shape = self._pool.shape
+        computed = bytearray(shape.block_bytes)
+        self._pool.read_block(block, memoryview(computed))
+        planes = 2 * shape.num_layers
+        ours, theirs = (
+            torch.frombuffer(data, dtype=shape.dtype).reshape(planes, -1).float()
+            for data in (computed, stored)
+        )
+        error = (ours - theirs).norm(dim=1)
+        # Not ``<=`` turned around: what is not a number is not equal.
+        return bool((error <= self._tolerance * ours.norm(dim=1)).all())

@@ -1,0 +1,83 @@
+"""Opens the tiers that a server is configured with, and the store over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backends.pagelock import cuda_page_locker
+from engine_adapter.calibrate import measure_tiers
+from engine_adapter.engine.costs import MOST_BLOCKS_ON_WAY, CostBook
+from engine_adapter.engine.models import LoadedModel
+from engine_adapter.serving_config import ServingConfig, TierSetup
+from kvstore.arena import Arena, slot_stride
+from kvstore.clock import Clock
+from kvstore.errors import BackendError
+from kvstore.registry import Kind, Registry
+from kvstore.seams import Admission
+from kvstore.store import DeviceTier, StoreConfig, TieredStore
+from kvstore.tier import TierConfig, TierSpec, WriteMode
+
+HOST = "host"
+"""The tier in our own memory."""
+
+_MIN_STAGING_BYTES = 64 << 20
+_STAGED_BLOCKS = MOST_BLOCKS_ON_WAY + 32
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a store is put together with."""
+
+    registry: Registry
+    clock: Clock
+    costs: CostBook
+    admission: Admission
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """A store, its arena, and why tiers that it runs without could not be opened."""
+
+    store: TieredStore
+    arena: Arena
+    degraded: Mapping[str, str]
+
+
+def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts: Parts) -> OpenStore:
+    """Return the store over all tiers that can be opened. Blocks for a second to measure new ones."""
+    block_bytes = model.kv_shape.block_bytes
+    host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
+    staging_bytes = max(_MIN_STAGING_BYTES, _STAGED_BLOCKS * slot_stride(block_bytes))
+    lock_pages = cuda_page_locker() if model.device.type == "cuda" else None
+    arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages)
+    specs, degraded = [], dict[str, str]()
+    for setup in config.tiers:
+        try:
+            specs.append(_tier_spec(setup, arena, parts))
+        except BackendError as error:
+            degraded[setup.name] = f"runs without this tier: {error.reason}"
+    _measure_unknown(specs, arena, block_bytes, parts)
+    store = TieredStore(
+        specs,
+        arena,
+        StoreConfig(default_ttl_s=config.default_ttl_s),
+        parts.clock,
+        DeviceTier(pool_bytes, block_bytes),
+        on_transfer=parts.costs.note_transfer,
+    )
+    return OpenStore(store, arena, degraded)
+
+
+def _tier_spec(setup: TierSetup, arena: Arena, parts: Parts) -> TierSpec:
+    tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
+    policy = parts.registry.get(Kind.EVICTION, setup.eviction)()
+    options = {"arena": arena} if setup.name == HOST else {"path": setup.path}
+    backend = parts.registry.get(Kind.BACKEND, setup.name)(**options)
+    return TierSpec(tier_config, backend, policy, parts.admission)
+
+
+def _measure_unknown(specs: list[TierSpec], arena: Arena, block_bytes: int, parts: Parts) -> None:
+    known = parts.costs.loads(parts.clock.monotonic_s())
+    unknown = {spec.config.name: spec.backend for spec in specs if spec.config.name not in {HOST, *known}}
+    measure_tiers(unknown, arena, block_bytes, parts.costs, parts.clock)

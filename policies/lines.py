@@ -1,0 +1,197 @@
+"""How fast a tier's loads come: latency and rate of its line, learnt from every block that arrives.
+
+::
+
+    asked      |A B C                    |D
+    arrived         |A   |B   |C              |D
+                latency   gap  gap       latency
+                + A/rate                 + D/rate
+
+A block asked for at least a latency before the one before it arrived came right behind that one, so
+the gap between them tells the rate; one asked for when nothing was on its way tells the latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from policies.cost_model import LoadCost
+
+_HALF_LIFE_S = 60.0
+_NEW_SHARE = 0.3
+_MOST_RATIO = 3.0
+_LEAST_LATENCY_S = 1e-4
+_STALE_AFTER_S = 10.0
+# Several readers' blocks arrive in clumps: fewer gaps than this may all lie within one.
+_LEAST_GAPS = 4
+_GAPS_OF_A_SAMPLE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One block that has arrived, raw bytes; seconds of a monotonic clock."""
+
+    asked_s: float
+    arrived_s: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineState:
+    """What is kept of a line between runs."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class Smoothed:
+    """A positive quantity that is measured again and again: recent samples count, an outlier little.
+
+    A sample more than ``_MOST_RATIO`` off moves it by that ratio alone; when the next one is off the
+    same way, things have changed and it is believed. What is old is given up faster.
+    """
+
+    def __init__(self, value: float | None = None) -> None:
+        self.value = value
+        self._at_s = -math.inf
+        self._suspect = 0
+
+    def add(self, sample: float, now_s: float) -> None:
+        """Take a sample in."""
+        if self.value is None:
+            self.value, self._at_s = sample, now_s
+            return
+        off = math.log(sample / self.value)
+        direction = 0 if abs(off) <= math.log(_MOST_RATIO) else round(math.copysign(1, off))
+        age_s = max(0.0, now_s - self._at_s)
+        share = 1 - (1 - _NEW_SHARE) * math.exp(-age_s * math.log(2) / _HALF_LIFE_S)
+        if direction and direction == self._suspect:
+            share = 1.0
+        elif direction:
+            off = direction * math.log(_MOST_RATIO)
+        self._suspect, self._at_s = direction, now_s
+        self.value *= math.exp(share * off)
+
+
+class Line:
+    """Latency and rate of one tier, and what is on its way. Not thread-safe; time is handed in."""
+
+    def __init__(self, known: LineState | None = None) -> None:
+        self._latency = Smoothed(known.latency_s if known else None)
+        self._rate = Smoothed(known.bytes_per_s if known else None)
+        self._lone: Arrival | None = None
+        self._last_arrival_s = -math.inf
+        self._burst_began_s = -math.inf
+        self._burst_bytes = 0
+        self._num_gaps = 0
+        self._asked: dict[object, tuple[float, int]] = {}
+        self._last_progress_s = -math.inf
+        self._learnt_s = -math.inf
+
+    @property
+    def state(self) -> LineState | None:
+        """What has been learnt; ``None`` before the first arrival.
+
+        Until several blocks have come in a row, half of a lone one's time is taken for latency.
+        """
+        if self._rate.value is not None:
+            return LineState(self._latency.value or _LEAST_LATENCY_S, self._rate.value)
+        if self._lone is None:
+            return None
+        half_s = _took_s(self._lone) / 2
+        return LineState(half_s, self._lone.nbytes / half_s)
+
+    @property
+    def bytes_on_way(self) -> int:
+        """Bytes asked for that have neither arrived nor been given up."""
+        return sum(nbytes for _, nbytes in self._asked.values())
+
+    def asked(self, token: object, nbytes: int, now_s: float) -> None:
+        """Note that a load, named by ``token``, was asked for."""
+        self._asked[token] = (now_s, nbytes)
+
+    def ended(self, token: object, now_s: float) -> None:
+        """Note that a load has reported."""
+        if self._asked.pop(token, None) is not None:
+            self._last_progress_s = now_s
+
+    def given_up(self, token: object, now_s: float) -> None:
+        """Note that a load was given up. One that is overdue tells that the line is slower than thought."""
+        asked = self._asked.pop(token, None)
+        state = self.state
+        if asked is None or state is None:
+            return
+        asked_s, nbytes = asked
+        waited_s = now_s - max(asked_s + state.latency_s, self._last_progress_s)
+        if waited_s > 2 * nbytes / state.bytes_per_s + state.latency_s:
+            self._rate.add(nbytes / waited_s, now_s)
+            self._learnt_s = now_s
+
+    def learn(self, arrivals: Iterable[Arrival]) -> None:
+        """Take in blocks that have arrived, in any order."""
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.arrived_s):
+            self._learn(arrival)
+
+    def cost(self, now_s: float) -> LoadCost | None:
+        """Return what the next loads cost; ``None`` before anything is known."""
+        state = self.state
+        if state is None:
+            return None
+        if not self._asked:
+            return LoadCost(state.latency_s, state.bytes_per_s)
+        first_asked_s, first_bytes = min(self._asked.values())
+        since_s = max(first_asked_s, self._last_progress_s)
+        latency_left_s = max(0.0, first_asked_s + state.latency_s - now_s)
+        awaited_s = now_s - max(since_s, min(first_asked_s + state.latency_s, now_s))
+        # What has not come in that time comes no faster than this.
+        rate = min(state.bytes_per_s, first_bytes / awaited_s) if awaited_s > 0 else state.bytes_per_s
+        queue_s = latency_left_s + self.bytes_on_way / rate
+        last_asked_s = max(asked_s for asked_s, _ in self._asked.values())
+        new_latency_s = max(0.0, state.latency_s - max(0.0, now_s - last_asked_s))
+        return LoadCost(new_latency_s, rate, queue_s)
+
+    def is_stale(self, now_s: float) -> bool:
+        """Say whether nothing was learnt for so long that the tier deserves a probe."""
+        return not self._asked and now_s - self._learnt_s > _STALE_AFTER_S
+
+    def _learn(self, arrival: Arrival) -> None:
+        state = self.state
+        latency_s = state.latency_s if state and self._rate.value else 0.0
+        if arrival.asked_s + latency_s <= self._last_arrival_s:
+            self._burst_bytes += arrival.nbytes
+            self._num_gaps += 1
+            if self._num_gaps >= _GAPS_OF_A_SAMPLE:
+                self._take_rate(arrival.arrived_s)
+        else:
+            if self._num_gaps >= _LEAST_GAPS:
+                self._take_rate(self._last_arrival_s)
+            if arrival.asked_s >= self._last_arrival_s:
+                self._take_latency(arrival)
+            self._start_burst(arrival.arrived_s)
+        self._last_arrival_s = max(self._last_arrival_s, arrival.arrived_s)
+        self._learnt_s = max(self._learnt_s, arrival.arrived_s)
+
+    def _take_rate(self, now_s: float) -> None:
+        is_first = self._rate.value is None
+        busy_s = now_s - self._burst_began_s
+        if busy_s > 0:
+            self._rate.add(self._burst_bytes / busy_s, now_s)
+        if is_first and self._lone is not None:
+            self._take_latency(self._lone)
+        self._start_burst(now_s)
+
+    def _take_latency(self, arrival: Arrival) -> None:
+        if self._rate.value is None:
+            self._lone = arrival
+            return
+        rest_s = _took_s(arrival) - arrival.nbytes / self._rate.value
+        self._latency.add(max(_LEAST_LATENCY_S, rest_s), arrival.arrived_s)
+
+    def _start_burst(self, now_s: float) -> None:
+        self._burst_began_s, self._burst_bytes, self._num_gaps = now_s, 0, 0
+
+
+def _took_s(arrival: Arrival) -> float:
+    return max(2 * _LEAST_LATENCY_S, arrival.arrived_s - arrival.asked_s)

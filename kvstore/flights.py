@@ -101,7 +101,8 @@ class Flights:
                 self._move(tier, boarded)
         finally:
             for flight in boarded:
-                self._finish(flight, None)
+                if not flight.load.is_finished():
+                    self._finish(flight, None)
 
     def _board(self, tier: Tier, boarded: deque[_Flight]) -> None:
         """Add flights that wait, with memory to land in, to ``boarded``.
@@ -131,8 +132,7 @@ class Flights:
         landings = [Landing(flight.landed, flight.slot.view) for flight in boarded if flight.slot]
         with closing(tier.read_each(landings)) as arrivals:
             for arrival in arrivals:
-                flight = boarded[0]
-                self._arrived(flight, arrival)
+                self._arrived(boarded[0], arrival)
                 boarded.popleft()
 
     def _arrived(self, flight: _Flight, arrival: Arrival) -> None:
@@ -172,8 +172,8 @@ class Flights:
             if flight.slot is not None:
                 flight.slot.free()
                 self._wake()
-            flight.load.finish(None)
             self._index.unhold([flight.record])
+            flight.load.finish(None)
             return
         data, give_back = arrived.view, self._keep(flight, arrived)
         flight.load.finish(lambda n: SharedBytes(data, give_back, tier=flight.tier.name, num_readers=n))

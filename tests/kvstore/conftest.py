@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +12,7 @@ from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.frame import HEADER_BYTES, Header, identify
 from kvstore.namespace import Namespace
-from kvstore.seams import Admission, BackendStats
+from kvstore.seams import Admission, BackendStats, Codec, OnTransfer, Want
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
@@ -97,6 +97,19 @@ class SharedDict(DictBackend):
 
 
 @dataclass
+class StreamDict(DictBackend):
+    """A medium that reads several blocks in one exchange; ``exchanges`` are the keys of each."""
+
+    exchanges: list[list[bytes]] = field(default_factory=list)
+
+    def get_each(self, wants: Sequence[Want]) -> Iterator[int | None]:
+        self.exchanges.append([want.key for want in wants])
+        self.fail("exchange", b"")
+        for want in wants:
+            yield self.get_into(*want)
+
+
+@dataclass
 class Rig:
     """A store, what it is made of, and the time it sees."""
 
@@ -115,7 +128,12 @@ class Rig:
         config: StoreConfig | None = None,
         max_queued_reads: int = 4096,
         max_queued_writes: int = 256,
+        num_readers: int = 2,
+        max_batch: int = 64,
         admission: Admission = whole_blocks_that_fit,
+        codec: Codec | None = None,
+        codecs: Sequence[Codec] = (),
+        on_transfer: OnTransfer | None = None,
     ) -> TieredStore:
         """Return a store with the tiers ``host`` and ``disk``; a tier of 0 blocks is left out."""
         arena = Arena((host_blocks + staging_blocks) * BLOCK_BYTES, slab_bytes=4 * BLOCK_BYTES)
@@ -129,13 +147,14 @@ class Rig:
                 "disk",
                 disk_bytes,
                 write_mode,
-                num_readers=2,
+                num_readers=num_readers,
                 max_queued_reads=max_queued_reads,
                 max_queued_writes=max_queued_writes,
+                max_batch=max_batch,
             )
-            specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), admission))
+            specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), admission, codec))
         clock = Clock(lambda: self.now_s, lambda: round(self.now_s * 1000))
-        store = TieredStore(specs, arena, config, clock)
+        store = TieredStore(specs, arena, config, clock, codecs=codecs, on_transfer=on_transfer)
         self.stores.append(store)
         return store
 

@@ -155,6 +155,16 @@ def test_what_the_engines_pool_let_go_is_remembered_as_well(rig: Rig) -> None:
     assert why(rig, store, 1) == Absence(Cause.EVICTED, "device", 1_000_000)
 
 
+def test_a_block_that_is_back_takes_no_place_in_the_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absences, "_MAX_REMEMBERED", 2)
+    store = rig.open(disk_blocks=0)
+    rig.put(store, 1, 2, 3)
+    store.evict([rig.key(1), rig.key(2)])
+    rig.put(store, 2)
+    store.evict([rig.key(3)])
+    assert why(rig, store, 1).cause is Cause.CLEARED
+
+
 def test_the_memory_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(absences, "_MAX_REMEMBERED", 2)
     memory = Absences(lambda: 5)

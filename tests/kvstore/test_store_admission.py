@@ -81,6 +81,12 @@ def test_a_promotion_is_offered_with_what_is_known_of_its_place(rig: Rig) -> Non
     assert [(offer.tier, offer.first_token) for offer in judge.offers] == [("host", None)]
 
 
+def test_blocks_are_judged_by_their_place_in_the_prompt(rig: Rig) -> None:
+    store = rig.open(host_blocks=0, admission=WorthLoading(lambda offer: offer.first_token == 0))
+    assert not store.put(rig.namespace, rig.key(1), b"", rig.payload(1), first_token=0)
+    assert store.put(rig.namespace, rig.key(2), b"", rig.payload(2), first_token=16)
+
+
 def test_a_verdict_is_kept_for_a_moment_and_then_asked_for_again(rig: Rig) -> None:
     judge = Judge("disk")
     store = rig.open(admission=WorthLoading(judge))

@@ -73,7 +73,8 @@ def test_a_found_block_ends_when_its_header_says(pair: Pair) -> None:
     assert mine.peek([rig.key(2)]) == ("disk",)
     rig.now_s += 50.0
     ask(rig, mine, 1)
-    assert mine.peek([rig.key(1)]) == (None,), "it has ended and is not entered"
+    assert mine.peek([rig.key(1)]) == (None,)
+    assert rig.counts(mine, "disk")["found_blocks"] == 1, "what has ended is not entered"
     rig.now_s += 50.0
     assert mine.peek([rig.key(2)]) == (None,)
 
@@ -158,6 +159,10 @@ def test_our_own_blocks_make_way_behind_for_what_was_found(rig: Rig) -> None:
     ask(rig, mine, 1)
     assert mine.peek([rig.key(number) for number in (1, 2, 3)]) == ("disk", None, "disk")
     assert rig.medium.frames.keys() == {rig.key(1), rig.key(3)}, "ours is deleted, the oldest first"
+    rig.put(mine, 4)
+    rig.put(mine, 5)
+    assert mine.peek([rig.key(number) for number in (1, 4, 5)]) == (None, "disk", "disk")
+    assert rig.medium.frames.keys() == {rig.key(1), rig.key(4), rig.key(5)}, "theirs is not"
 
 
 def test_what_is_found_and_finds_no_room_is_not_entered(rig: Rig) -> None:
@@ -291,9 +296,10 @@ def test_a_full_queue_gives_an_inquiry_that_is_done(rig: Rig) -> None:
             assert may_answer.wait(5.0)
 
     rig.medium.fail = wait
-    busy = [store.inquire([rig.key(1)], rig.now_s + 1.0) for _ in range(2)]
-    assert is_asked.acquire(timeout=5.0)
-    assert is_asked.acquire(timeout=5.0)
+    busy = []
+    for _ in range(2):
+        busy.append(store.inquire([rig.key(1)], rig.now_s + 1.0))
+        assert is_asked.acquire(timeout=5.0)
     busy.append(store.inquire([rig.key(1)], rig.now_s + 1.0))
     refused = store.inquire([rig.key(1)], rig.now_s + 1.0)
     assert refused is not None

@@ -10,7 +10,7 @@ from kvstore import absences
 from kvstore.absences import Cause
 from kvstore.statistics import State
 from kvstore.tier import WriteMode
-from tests.kvstore.conftest import NAMESPACE, Rig, SharedDict
+from tests.kvstore.conftest import NAMESPACE, DictBackend, Rig, SharedDict
 from tests.kvstore.test_store_faults import wait_until, waiting
 
 
@@ -89,6 +89,7 @@ def test_a_reservation_that_is_committed_afterwards_is_not_seen(rig: Rig) -> Non
     reservation.commit()
     assert store.flush(5.0)
     assert rig.medium.frames == {}
+    assert [tier.num_blocks for tier in store.statistics().tiers] == [0, 0, 0]
     store.clear()
     assert rig.tiers(store, 1) == [None]
 
@@ -110,13 +111,34 @@ def test_a_write_under_way_leaves_nothing_below(rig: Rig, write_mode: WriteMode)
     assert rig.tiers(store, 1) == [None]
 
 
-def test_a_load_under_way_is_a_miss(rig: Rig) -> None:
+def test_a_write_that_waits_is_not_begun(rig: Rig) -> None:
+    store = rig.open()
+    may_write = threading.Event()
+    asked_for: list[bytes] = []
+    rig.medium.fail = waiting("put", may_write, asked_for)
+    rig.put(store, 1, 2, flush=False)
+    wait_until(lambda: bool(asked_for))
+    store.quarantine(rig.key(2))
+    may_write.set()
+    assert store.flush(5.0)
+    assert asked_for == [rig.key(1)]
+
+
+def test_a_load_under_way_is_a_miss(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     store = rig.open(host_blocks=0)
     rig.put(store, 1)
-    may_read = threading.Event()
-    rig.medium.fail = waiting("get", may_read)
+    is_read, may_read = threading.Event(), threading.Event()
+
+    def answer_late(key: bytes, header: memoryview, payload: memoryview) -> int | None:
+        nbytes = DictBackend.get_into(rig.medium, key, header, payload)
+        is_read.set()
+        may_read.wait(5.0)
+        return nbytes
+
+    monkeypatch.setattr(rig.medium, "get_into", answer_late)
     hit = store.lookup([rig.key(1)])
     ticket = store.load(hit, 0, rig.now_s + 1.0)
+    assert is_read.wait(5.0)
     store.quarantine(rig.key(1))
     may_read.set()
     assert ticket.wait(5.0)
@@ -133,6 +155,7 @@ def test_an_inquiry_does_not_bring_it_back_and_what_was_found_on_a_shared_medium
     assert inquiry is not None
     assert inquiry.wait(5.0)
     assert rig.tiers(mine, 1, 2) == [None, "disk"]
+    assert mine.statistics().tiers[2].num_blocks == 1
     mine.quarantine(rig.key(2))
     assert mine.flush(5.0)
     assert rig.key(2) not in rig.medium.frames

@@ -8,6 +8,7 @@ from backends.host import HostBackend
 from kvstore.absences import Cause
 from kvstore.arena import Arena
 from kvstore.errors import ConfigError
+from kvstore.statistics import State
 from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
@@ -71,3 +72,5 @@ def test_a_block_that_memory_sends_down_twice_is_written_once(rig: Rig) -> None:
     assert store.flush(5.0)
     assert sorted(asked_for) == [rig.key(1), rig.key(2)]
     assert rig.get(store, 1)
+    assert store.flush(5.0)
+    assert (store.health().state, store.statistics().staging_bytes) == (State.OK, 0)

@@ -147,7 +147,9 @@ class Faulty(Wrapper):
     block of an exchange counts as one call.
     """
 
-    def __new__(cls, backend: Backend, script: Sequence[Fault] = ()) -> Faulty:  # noqa: ARG004, PYI034
+    def __new__(  # noqa: PYI034  the class depends on what the backend can do
+        cls, backend: Backend, *_args: object, **_options: object
+    ) -> Faulty:
         return super().__new__(FaultyStream if isinstance(backend, Streaming) else cls)
 
     def __init__(self, backend: Backend, script: Sequence[Fault] = ()) -> None:

@@ -9,8 +9,8 @@ from threading import Lock
 from backends.wrapper import Wrapper, each_of
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
-from kvstore.frame import HEADER_BYTES
-from kvstore.seams import Backend, BackendStats, Want
+from kvstore.frame import HEADER_BYTES, Header
+from kvstore.seams import Backend, BackendStats, SharedMedium, Want
 
 
 class Throttled(Wrapper):
@@ -23,8 +23,13 @@ class Throttled(Wrapper):
 
     Frames take the line in turn; latencies overlap, and frames of one exchange follow each other.
     What the backend itself takes is not added but part of that time. ``sleep`` gets seconds. A miss
-    costs the latency alone.
+    costs the latency alone. A medium that is shared can be asked through it (``ThrottledMedium``).
     """
+
+    def __new__(  # noqa: PYI034  the class depends on what the backend can do
+        cls, backend: Backend, *_args: object, **_options: object
+    ) -> Throttled:
+        return super().__new__(ThrottledMedium if isinstance(backend, SharedMedium) else cls)
 
     def __init__(
         self,
@@ -94,3 +99,17 @@ class Throttled(Wrapper):
         remaining_s = when_s - self._now_s()
         if remaining_s > 0:
             self._sleep(remaining_s)
+
+
+class ThrottledMedium(Throttled):
+    """The same for a shared medium: an answer takes the line for the headers that it brings."""
+
+    def resident(self, keys: Sequence[bytes]) -> Sequence[Header | None]:
+        medium = self._backend
+        if not isinstance(medium, SharedMedium):
+            raise TypeError("a backend that is not shared is a Throttled's")
+        asked_s = self._now_s()
+        answer = medium.resident(keys)
+        num_bytes = HEADER_BYTES * sum(header is not None for header in answer)
+        self._wait_until(self._taken_until_s(asked_s, num_bytes / self._bytes_per_s) + self._latency_s)
+        return answer

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from kvstore.clock import Clock
 from kvstore.conformance.frames import get, make_key, make_payload, put, want_of
 from kvstore.conformance.streaming import StreamingConformance
 from kvstore.errors import ConfigError
-from kvstore.frame import HEADER_BYTES
+from kvstore.frame import HEADER_BYTES, Expiry, Header
+from kvstore.seams import SharedMedium
 
 BLOCK_BYTES = 1000 - HEADER_BYTES
 
@@ -113,3 +115,25 @@ def test_line_that_an_exchange_did_not_need_is_given_back() -> None:
 def test_a_line_that_cannot_be_is_refused(bytes_per_s: float, latency_s: float) -> None:
     with pytest.raises(ConfigError):
         Throttled(HostBackend(Arena(0)), bytes_per_s, latency_s)
+
+
+class SharedHost(HostBackend):
+    """A medium that others write to as well."""
+
+    def __init__(self, there: Sequence[Header | None]) -> None:
+        super().__init__(Arena(1 << 20))
+        self.there = there
+
+    def resident(self, _keys: Sequence[bytes]) -> Sequence[Header | None]:
+        return self.there
+
+
+def test_a_shared_medium_is_asked_through_it_and_the_answer_takes_the_line() -> None:
+    timeline = Timeline()
+    header = Header(b"", make_key("a"), b"", 16, 0, 0, 0, Expiry(), 0)
+    medium = SharedHost([header, None, header])
+    backend = Throttled(medium, HEADER_BYTES * 10, 0.02, timeline.clock(), timeline.sleep)
+    assert isinstance(backend, SharedMedium)
+    assert backend.resident([make_key(name) for name in "abc"]) == medium.there
+    assert timeline.slept_s == [0.22]
+    assert not isinstance(throttled(timeline)[0], SharedMedium)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -78,8 +78,12 @@ class Ownership:
             self._hit.release()
         self._hit = hit
         for index, tier in enumerate(hit.tiers):
+            if index in self._flights:
+                continue
             is_open = self._owners[index] is not Owner.READY and index not in self._failed
             self._sources[index] = tier if is_open and tier != DEVICE else None
+            if self._sources[index] is None:
+                self._leave_to_computing(index)
 
     @property
     def tiers(self) -> Sequence[str | None]:
@@ -129,7 +133,7 @@ class Ownership:
             for source, owner in zip(self._sources[first:], self._owners[first:], strict=True)
         )
 
-    def follow(self, choices: Sequence[Choice], probes: Iterable[int], first: int) -> None:
+    def follow(self, choices: Sequence[Choice], probes: Container[int], first: int) -> None:
         """Let a plan decide about the blocks from ``first`` on that are not ready.
 
         A load that is on its way goes on, whatever the plan says.
@@ -142,7 +146,9 @@ class Ownership:
             self._owners[index] = Owner.LOAD if is_loaded else Owner.COMPUTE
             if is_loaded and index not in self._flights:
                 self._wanted.append(index)
-        self._probes = [index for index in probes if index not in self._flights and self._sources[index]]
+        self._probes = [
+            index for index in range(first, len(self._owners)) if index in probes and self._is_idle(index)
+        ]
 
     def start(self) -> None:
         """Ask for wanted blocks, the last first, and for probes, while their tiers have room."""
@@ -191,13 +197,11 @@ class Ownership:
         """Give up the loads of blocks ``first`` to ``end``, which are computed now."""
         for index in range(first, min(end, len(self._owners))):
             self._abandon(index)
-            self._forget(index)
-            self._sources[index] = None
+            self._leave_to_computing(index)
 
     def close(self) -> None:
         """Give up all loads and the lease; blocks not ready go over to computing. Idempotent."""
         self.begin_computing(0, len(self._owners))
-        self._owners = [owner if owner is Owner.READY else Owner.COMPUTE for owner in self._owners]
         if self._hit is not None:
             self._hit.release()
             self._hit = None
@@ -230,12 +234,23 @@ class Ownership:
 
     def _fail(self, index: int) -> None:
         """Leave a block that cannot be loaded to computing, for good."""
+        self._failed.add(index)
+        if self._leave_to_computing(index):
+            self.num_taken_over += 1
+
+    def _leave_to_computing(self, index: int) -> bool:
+        """Nothing will bring this block; says whether a load was to."""
         self._forget(index)
         self._sources[index] = None
-        self._failed.add(index)
-        if self._owners[index] is Owner.LOAD:
+        is_awaited = self._owners[index] is Owner.LOAD
+        if is_awaited:
             self._owners[index] = Owner.COMPUTE
-            self.num_taken_over += 1
+        return is_awaited
+
+    def _is_idle(self, index: int) -> bool:
+        """Say whether a block is computed and could be asked for beside that."""
+        is_held = self._sources[index] is not None and index not in self._flights
+        return is_held and self._owners[index] is Owner.COMPUTE
 
     def _forget(self, index: int) -> None:
         for queue in (self._wanted, self._probes):

@@ -8,6 +8,7 @@ import pytest
 
 from backends.faulty import Action, Fault, Faulty, Operation, fail, miss, stall
 from backends.host import HostBackend
+from engine_adapter.engine import costs
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from kvstore.arena import Arena
@@ -24,7 +25,7 @@ NUM_BYTES = 4096
 
 
 class Loader:
-    """Six blocks in a store, all owned by loads, a window of two at a time."""
+    """Six blocks in a store, all owned by loads."""
 
     def __init__(self, script: Sequence[Fault]) -> None:
         self.backend = Faulty(HostBackend(Arena(2**20)), script)
@@ -34,8 +35,8 @@ class Loader:
             assert self.store.put(NAMESPACE, key, parent, memoryview(bytes([index]) * NUM_BYTES))
         assert self.store.flush(5)
         self.woken = Flag()
-        costs = CostBook(NUM_BYTES)
-        self.ownership = Ownership(6, Loads(self.store, costs, Clock(), 10.0, self.woken.set))
+        loads = Loads(self.store, CostBook(NUM_BYTES), Clock(), 10.0, self.woken.set)
+        self.ownership = Ownership(6, loads)
         self.hit = self.store.lookup(KEYS)
         self.ownership.offer(self.hit)
         self.ownership.follow([Choice.LOAD] * 6, (), 0)
@@ -71,7 +72,8 @@ MakeLoader = Callable[..., Loader]
 
 
 @pytest.fixture
-def make_loader(gate: Flag) -> Iterator[MakeLoader]:
+def make_loader(gate: Flag, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeLoader]:
+    monkeypatch.setattr(costs, "_LEAST_WINDOW_BLOCKS", 8)
     loaders: list[Loader] = []
 
     def make(*script: Fault) -> Loader:
@@ -99,7 +101,7 @@ def test_all_blocks_begin_with_computing() -> None:
     assert (ownership.num_loading, ownership.next_deadline_s) == (0, None)
 
 
-def test_loads_make_blocks_ready_and_the_lease_ends_with_the_last(make_loader: MakeLoader) -> None:
+def test_loads_make_blocks_ready_and_the_lease_lasts_until_it_is_closed(make_loader: MakeLoader) -> None:
     loader = make_loader()
     assert loader.owners == "LLLLLL"
 
@@ -107,17 +109,24 @@ def test_loads_make_blocks_ready_and_the_lease_ends_with_the_last(make_loader: M
 
     assert loader.owners == "RRRRRR"
     assert {loader.ownership.tier(index) for index in range(6)} == {"disk"}
-    assert not loader.hit.is_leased
     assert loader.woken.is_set()
+    assert loader.hit.is_leased  # what is still computed may yet be loaded by another plan
+    loader.ownership.close()
+    assert not loader.hit.is_leased
 
 
-def test_no_more_loads_are_on_their_way_than_the_window_allows(make_loader: MakeLoader, gate: Flag) -> None:
+def test_a_tier_is_asked_for_the_last_blocks_first_and_only_while_it_has_room(
+    make_loader: MakeLoader, gate: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "_LEAST_WINDOW_BLOCKS", 2)
     loader = make_loader(Fault(Operation.GET, stall(gate.wait)))
     loader.collect()
     loader.collect()
-    eventually(lambda: loader.backend.num_calls[Operation.GET] == 2)
 
-    assert loader.ownership.num_loading == 6
+    assert loader.ownership.in_flight == {4, 5}
+    assert (loader.ownership.num_loading, loader.ownership.num_wanted["disk"]) == (6, 4)
+    gate.set()
+    assert loader.collect_all() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("refusal", [miss, fail(OSError("gone"))])
@@ -130,7 +139,10 @@ def test_a_load_that_misses_goes_over_to_computing_alone(make_loader: MakeLoader
     assert loader.ownership.num_taken_over == 1
 
 
-def test_a_late_load_takes_those_not_started_with_it(make_loader: MakeLoader, gate: Flag) -> None:
+def test_a_late_load_takes_those_not_started_with_it(
+    make_loader: MakeLoader, gate: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "_LEAST_WINDOW_BLOCKS", 2)
     loader = make_loader(Fault(Operation.GET, stall(gate.wait)))
     loader.collect()
     deadline_s = loader.ownership.next_deadline_s
@@ -138,11 +150,23 @@ def test_a_late_load_takes_those_not_started_with_it(make_loader: MakeLoader, ga
 
     assert loader.collect(deadline_s - 0.001) == []
     assert loader.owners == "LLLLLL"
-    assert loader.collect(deadline_s) == []
+    assert loader.collect(deadline_s + 0.001) == []
 
     assert loader.owners == "CCCCCC"
     assert loader.ownership.num_taken_over == 6
-    assert not loader.hit.is_leased
+    assert loader.ownership.num_loading == 0
+
+
+def test_what_failed_is_not_offered_again(make_loader: MakeLoader) -> None:
+    loader = make_loader(Fault(Operation.GET, miss, nth=3))
+    loader.collect_all()
+    failed = loader.owners.index("C")
+
+    loader.ownership.offer(loader.store.lookup(KEYS))
+    loader.ownership.follow([Choice.LOAD] * 6, (), 0)
+
+    assert loader.owners[failed] == "C"
+    assert not loader.ownership.is_open(0)
 
 
 def test_a_block_that_is_ready_otherwise_discards_its_load(make_loader: MakeLoader, gate: Flag) -> None:
@@ -156,6 +180,76 @@ def test_a_block_that_is_ready_otherwise_discards_its_load(make_loader: MakeLoad
     assert loader.collect_all() == [1, 2, 3, 4]
     assert loader.owners == "RRRRRR"
     assert (loader.ownership.tier(0), loader.ownership.tier(1)) == ("device", "disk")
+
+
+def test_a_plan_that_turns_to_computing_leaves_loads_on_their_way_until_computing_comes(
+    make_loader: MakeLoader, gate: Flag
+) -> None:
+    loader = make_loader(Fault(Operation.GET, stall(gate.wait)))
+    loader.collect()
+
+    loader.ownership.follow([Choice.COMPUTE] * 6, (), 0)
+    assert loader.owners == "CCCCCC"
+    assert loader.ownership.in_flight == {0, 1, 2, 3, 4, 5}
+    loader.ownership.begin_computing(0, 2)
+    gate.set()
+
+    assert loader.collect_all() == [2, 3, 4, 5]
+    assert loader.owners == "CCRRRR"
+
+
+def test_a_probe_is_asked_for_beside_computing_and_used_when_it_comes_in_time(
+    make_loader: MakeLoader,
+) -> None:
+    loader = make_loader()
+    loader.ownership.follow([Choice.COMPUTE] * 6, (4, 5), 0)
+    assert (loader.owners, loader.ownership.num_loading) == ("CCCCCC", 2)
+
+    assert loader.collect_all() == [4, 5]
+    assert loader.owners == "CCCCRR"
+
+
+@pytest.mark.parametrize(
+    "probes", [(0, 3), (5, 5), (4,), (99,), (-1,)], ids=["computed", "twice", "wanted", "beyond", "before"]
+)
+def test_probes_that_make_no_sense_are_not_asked_for(
+    make_loader: MakeLoader, probes: tuple[int, ...]
+) -> None:
+    """A policy may come from anywhere: none may have a block written that computing has filled."""
+    loader = make_loader()
+    loader.ownership.begin_computing(0, 2)
+    loader.ownership.make_ready(3, "device")
+
+    loader.ownership.follow([Choice.COMPUTE] * 4 + [Choice.LOAD, Choice.COMPUTE], probes, 2)
+
+    assert loader.collect_all() == sorted({4} | ({5} & set(probes)))
+    assert loader.backend.num_calls[Operation.GET] == 1 + (5 in probes)
+
+
+def test_a_lookup_that_finds_less_leaves_the_rest_to_computing(make_loader: MakeLoader) -> None:
+    loader = make_loader()
+    loader.store.quarantine(KEYS[2])
+    loader.store.quarantine(KEYS[3])
+
+    loader.ownership.offer(loader.store.lookup(KEYS))
+
+    assert loader.owners == "LLCCLL"
+    assert loader.collect_all() == [0, 1, 4, 5]
+    assert loader.ownership.num_loading == 0
+
+
+def test_a_lookup_leaves_loads_on_their_way_alone(make_loader: MakeLoader, gate: Flag) -> None:
+    loader = make_loader(Fault(Operation.GET, stall(gate.wait)))
+    loader.collect()
+    loader.store.quarantine(KEYS[2])
+
+    loader.ownership.offer(loader.store.lookup(KEYS))
+    assert loader.owners == "LLLLLL"
+    assert loader.ownership.tiers == ["disk"] * 6
+    gate.set()
+
+    assert loader.collect_all() == [0, 1, 3, 4, 5]
+    assert loader.owners == "RRCRRR"
 
 
 def test_closing_gives_up_loads_and_lease(make_loader: MakeLoader, gate: Flag) -> None:

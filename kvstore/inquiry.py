@@ -161,4 +161,4 @@ class Inquiries:
 
 
 def _is_alive(header: Header, now_ms: int) -> bool:
-    return not record_of(header).is_expired(now_ms)
+    return not 0 < header.expiry.at_ms <= now_ms

@@ -27,6 +27,8 @@ _STALE_AFTER_S = 10.0
 # Several readers' blocks arrive in clumps: fewer gaps than this may all lie within one.
 _LEAST_GAPS = 4
 _GAPS_OF_A_SAMPLE = 8
+_OVERDUE = 2
+_PATIENCE_BLOCKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ class Line:
         self._burst_bytes = 0
         self._num_gaps = 0
         self._asked: dict[object, tuple[float, int]] = {}
-        self._last_progress_s = -math.inf
+        self.bytes_on_way = 0
+        """Bytes asked for that have neither arrived nor been given up."""
         self._learnt_s = -math.inf
 
     @property
@@ -103,29 +106,25 @@ class Line:
         half_s = _took_s(self._lone) / 2
         return LineState(half_s, self._lone.nbytes / half_s)
 
-    @property
-    def bytes_on_way(self) -> int:
-        """Bytes asked for that have neither arrived nor been given up."""
-        return sum(nbytes for _, nbytes in self._asked.values())
-
     def asked(self, token: object, nbytes: int, now_s: float) -> None:
         """Note that a load, named by ``token``, was asked for."""
         self._asked[token] = (now_s, nbytes)
+        self.bytes_on_way += nbytes
 
-    def ended(self, token: object, now_s: float) -> None:
+    def ended(self, token: object) -> None:
         """Note that a load has reported."""
-        if self._asked.pop(token, None) is not None:
-            self._last_progress_s = now_s
+        _, nbytes = self._asked.pop(token, (0.0, 0))
+        self.bytes_on_way -= nbytes
 
     def given_up(self, token: object, now_s: float) -> None:
         """Note that a load was given up. One that is overdue tells that the line is slower than thought."""
-        asked = self._asked.pop(token, None)
+        asked_s, nbytes = self._asked.pop(token, (now_s, 0))
+        self.bytes_on_way -= nbytes
         state = self.state
-        if asked is None or state is None:
+        if not nbytes or state is None:
             return
-        asked_s, nbytes = asked
-        waited_s = now_s - max(asked_s + state.latency_s, self._last_progress_s)
-        if waited_s > 2 * nbytes / state.bytes_per_s + state.latency_s:
+        waited_s = now_s - max(asked_s + state.latency_s, self._last_arrival_s)
+        if waited_s > state.latency_s + _OVERDUE * nbytes / state.bytes_per_s:
             self._rate.add(nbytes / waited_s, now_s)
             self._learnt_s = now_s
 
@@ -141,16 +140,26 @@ class Line:
             return None
         if not self._asked:
             return LoadCost(state.latency_s, state.bytes_per_s)
-        first_asked_s, first_bytes = min(self._asked.values())
-        since_s = max(first_asked_s, self._last_progress_s)
-        latency_left_s = max(0.0, first_asked_s + state.latency_s - now_s)
-        awaited_s = now_s - max(since_s, min(first_asked_s + state.latency_s, now_s))
-        # What has not come in that time comes no faster than this.
-        rate = min(state.bytes_per_s, first_bytes / awaited_s) if awaited_s > 0 else state.bytes_per_s
-        queue_s = latency_left_s + self.bytes_on_way / rate
-        last_asked_s = max(asked_s for asked_s, _ in self._asked.values())
-        new_latency_s = max(0.0, state.latency_s - max(0.0, now_s - last_asked_s))
-        return LoadCost(new_latency_s, rate, queue_s)
+        first_asked_s, first_bytes = next(iter(self._asked.values()))
+        last_asked_s, _ = next(reversed(self._asked.values()))
+        due_s = first_asked_s + state.latency_s
+        rate = min(state.bytes_per_s, self._most_bytes_per_s(due_s, first_bytes, now_s))
+        queue_s = max(0.0, due_s - now_s) + self.bytes_on_way / rate
+        return LoadCost(max(0.0, last_asked_s + state.latency_s - now_s), rate, queue_s)
+
+    def _most_bytes_per_s(self, due_s: float, next_bytes: int, now_s: float) -> float:
+        """Return the highest rate that what has come lately allows; ``due_s``: the next block's latency ends.
+
+        Since the burst began the line was busy, and has not brought the next block yet. That blocks come
+        in clumps is allowed for.
+        """
+        waited_s = now_s - max(due_s, self._last_arrival_s)
+        busy_s = now_s - self._burst_began_s
+        is_in_burst = due_s <= self._last_arrival_s and self._num_gaps > 0
+        bounds = [_PATIENCE_BLOCKS * next_bytes / waited_s] if waited_s > 0 else []
+        if is_in_burst and busy_s > 0:
+            bounds.append((self._burst_bytes + _PATIENCE_BLOCKS * next_bytes) / busy_s)
+        return min(bounds, default=math.inf)
 
     def is_stale(self, now_s: float) -> bool:
         """Say whether nothing was learnt for so long that the tier deserves a probe."""

@@ -14,7 +14,7 @@ from policies.cost_model import ComputeCost, LoadCost, Work
 from policies.lines import Arrival, Line, LineState, Smoothed
 from policies.steps import Step, StepCosts
 
-_LEAST_WINDOW_BLOCKS = 8
+_LEAST_WINDOW_BLOCKS = 2
 MOST_BLOCKS_ON_WAY = 128
 """Of one tier; staging memory should hold as many."""
 _MOST_UNREAD = 4096
@@ -76,9 +76,9 @@ class CostBook:
         """Note that a block was asked for; ``token`` names the load until it ends."""
         self._line(tier).asked(token, self._block_bytes, now_s)
 
-    def ended(self, tier: str, token: object, now_s: float) -> None:
+    def ended(self, tier: str, token: object) -> None:
         """Note that a load has reported."""
-        self._line(tier).ended(token, now_s)
+        self._line(tier).ended(token)
 
     def given_up(self, tier: str, token: object, now_s: float) -> None:
         """Note that a load was given up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -13,16 +14,19 @@ from typing import NewType
 from transformers import PreTrainedTokenizerBase
 
 from backends.device import DevicePool
+from engine_adapter.engine.accounts import Account, Accounts
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import TextStreams
+from engine_adapter.engine.explaining import Explainer, Explanation
 from engine_adapter.engine.loop import Loop
+from engine_adapter.engine.misses import Relatives
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.ownership import Loads
 from engine_adapter.engine.planner import NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import EngineHealth, EngineStatistics
-from engine_adapter.engine.request import Completion, Event, Finished, OnEvent, Request
+from engine_adapter.engine.request import Completion, Event, Finished, Mode, OnEvent, Request
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler
 from engine_adapter.engine.sequence import Sequence
@@ -43,6 +47,8 @@ class Engine:
     One thread owns the pool and all sequences; callers talk to it through a queue. An error in a
     request ends that request alone. An error in the loop itself ends all of them, and ``health``
     says so. The store stays its maker's to close, after the engine.
+
+    ``mode`` holds for requests that name none; set it, from any thread, for those submitted from then on.
     """
 
     def __init__(
@@ -70,9 +76,16 @@ class Engine:
         chunk_tokens = config.max_batched_tokens
         self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
         self._verifier = Verifier(pool, store, self._clock, config.verify_share, config.load_deadline_s)
-        self._loop = Loop(
-            model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._clock
+        relatives = Relatives(store, self._clock)
+        step_tokens = pool.shape.block_tokens, chunk_tokens
+        self._accounts = Accounts(store, self._clock, costs, relatives, step_tokens)
+        self._explainer = Explainer(
+            self._prefix, self._planner, relatives, self._clock, config.load_deadline_s, self._call
         )
+        self._loop = Loop(
+            model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._accounts,
+            self._clock,
+        )  # fmt: skip
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = Lock()
         self._num_submitted = 0
@@ -145,6 +158,20 @@ class Engine:
         self._call(self._prefix.store_all)
         return self._prefix.store.flush(timeout_s)
 
+    def recent_plans(self) -> list[Account]:
+        """Return what was decided about the last requests that ended, the latest first; never blocks."""
+        return self._accounts.recent()
+
+    def explain(self, prompt_ids: Seq[int], salt: str = "", mode: Mode | None = None) -> Explanation:
+        """Return what would be done with a prompt now and why, without running it. Thread-safe.
+
+        Blocks on the media of tiers, for some seconds at most; the engine goes on meanwhile. Raises
+        what ``submit`` raises for a prompt, or ``StoreClosedError``.
+        """
+        request = Request(prompt_ids, salt=salt)
+        self._require_servable(request)
+        return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
+
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""
         tally = self._loop.tally
@@ -159,10 +186,12 @@ class Engine:
             tokens_by_source=dict(tally.tokens_by_source),
             saved_s=tally.saved_s,
             num_slower=tally.num_slower,
+            plans=dict(tally.plans),
             num_verified=self._verifier.tally.num_compared,
             num_found_wrong=self._verifier.tally.num_wrong,
             num_blocks=self._pool.num_blocks,
             num_available_blocks=self._pool.num_available,
+            costs=self._accounts.costs,
         )
 
     def health(self) -> EngineHealth:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from engine_adapter.engine.accounts import Accounts
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Line, Planner
 from engine_adapter.engine.prefix import PrefixCache
@@ -41,9 +42,11 @@ class Loop:
         scheduler: Scheduler,
         planner: Planner,
         verifier: Verifier,
+        accounts: Accounts,
         clock: Clock,
     ) -> None:
         self.tally = Tally()
+        self._accounts = accounts
         self._planner = planner
         self._verifier = verifier
         self._open: dict[int, Sequence] = {}
@@ -122,6 +125,7 @@ class Loop:
         if hit is None:
             return
         sequence.ownership.offer(hit)
+        self._accounts.looked_up(sequence, hit)
         is_first = sequence.planning is None and sequence.ownership.is_open(0)
         if sequence.mode is Mode.VERIFY and is_first and self._verifier.selects():
             self._verify(sequence, hit)
@@ -239,6 +243,7 @@ class Loop:
         self._scheduler.remove(sequence)
         usage = sequence.usage()
         self.tally.add(reason, usage)
+        self._accounts.ended(sequence, reason, usage)
         try:
             if rest := sequence.text.flush():
                 sequence.on_event(Delta(rest, ()))

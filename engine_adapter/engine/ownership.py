@@ -224,7 +224,7 @@ class Ownership:
     def _land(self, index: int) -> None:
         flight = self._flights.pop(index)
         if self._loads is not None:
-            self._loads.costs.ended(flight.tier, flight.ticket, self._loads.clock.monotonic_s())
+            self._loads.costs.ended(flight.tier, flight.ticket)
 
     def _abandon(self, index: int) -> None:
         if flight := self._flights.pop(index, None):

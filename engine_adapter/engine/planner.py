@@ -10,11 +10,11 @@ from typing import NamedTuple
 from backends.device import KVShape
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.ownership import Owner
-from engine_adapter.engine.plans import Planning
+from engine_adapter.engine.plans import Planning, chosen_by
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from policies.cost_model import ComputeCost
-from policies.planning import READY, Plan, PlanRequest, ReloadPolicy
+from policies.planning import READY, PlanRequest, ReloadPolicy
 
 _UNKNOWN = ComputeCost(0.0, 1e-3, 0.0)
 # A late first token is felt more than tokens that come a little later.
@@ -55,8 +55,7 @@ class Planner:
     def __init__(
         self, policy: NamedPolicy, costs: CostBook, clock: Clock, shape: KVShape, chunk_tokens: int
     ) -> None:
-        self._name = policy.name
-        self._policy = policy.policy
+        self.policy = policy
         self.costs = costs
         self._clock = clock
         self._block_tokens = shape.block_tokens
@@ -92,13 +91,10 @@ class Planner:
         compute_s = cost.prefill_s(sequence.num_computed, sequence.num_prefill, self._chunk_tokens)
         return _ANSWER_SHARE * compute_s
 
-    def imagine(
-        self, tiers: Seq[str | None], prompt_tokens: int, num_waiting: int
-    ) -> tuple[Plan, PlanRequest]:
-        """Return what would be planned for a prompt now, were it alone."""
+    def imagine(self, tiers: Seq[str | None], prompt_tokens: int, num_waiting: int) -> PlanRequest:
+        """Return what a plan for a prompt would be made from now, were it alone."""
         request = self._about(tiers, prompt_tokens, self._clock.monotonic_s())
-        request = replace(request, num_waiting=num_waiting)
-        return self._policy.plan(request), request
+        return replace(request, num_waiting=num_waiting)
 
     def _is_due(self, sequence: Sequence, now_s: float) -> bool:
         is_settled = not sequence.is_served and sequence.planning is not None
@@ -108,12 +104,13 @@ class Planner:
         return has_moved or now_s >= _due_s(sequence)
 
     def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> None:
-        plan = self._policy.plan(request)
+        plan = self.policy.policy.plan(request)
         sequence.planned_at = sequence.num_computed
         if sequence.planning is None:
             found = Counter(tier for tier in request.tiers if tier not in {None, READY})
             tokens = {str(tier): num * self._block_tokens for tier, num in found.items()}
-            sequence.planning = Planning(self._name, plan, plan, now_s, now_s, tokens)
+            chosen = chosen_by(plan, request.tiers)
+            sequence.planning = Planning(self.policy.name, chosen, plan, plan, now_s, now_s, tokens)
         else:
             sequence.planning.again(plan, now_s)
         if sequence.is_served:

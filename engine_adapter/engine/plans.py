@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_adapter.engine.request import Mode, Planned
-from policies.planning import Plan
+from engine_adapter.engine.request import Chosen, Mode, Planned
+from policies.planning import READY, Choice, Plan
 
 
 @dataclass(slots=True)
@@ -13,6 +14,7 @@ class Planning:
     """The first plan and the latest, when they were made, and what there was to load."""
 
     policy: str
+    chosen: Chosen
     first: Plan
     latest: Plan
     first_s: float
@@ -25,12 +27,14 @@ class Planning:
         self.latest, self.latest_s = plan, now_s
         self.num_plans += 1
 
-    def told(self, mode: Mode, first_token_s: float | None) -> Planned:
+    def told(self, mode: Mode, first_token_s: float | None, *, is_served: bool) -> Planned:
         """Return what the caller is told of it."""
         prediction = self.first.prediction
         return Planned(
             policy=self.policy,
             mode=mode,
+            is_served=is_served,
+            chosen=self.chosen,
             reason=self.first.reason,
             tokens_by_tier=self.tokens_by_tier,
             predicted_s=prediction.ttft_s,
@@ -39,3 +43,12 @@ class Planning:
             num_plans=self.num_plans,
             actual_s=None if first_token_s is None else first_token_s - self.first_s,
         )
+
+
+def chosen_by(plan: Plan, tiers: Sequence[str | None]) -> Chosen:
+    """Return whether a plan loads all that ``tiers`` have, nothing of it, or some."""
+    pairs = zip(plan.choices, tiers, strict=True)
+    loadable = {choice for choice, tier in pairs if tier not in {None, READY}}
+    if Choice.LOAD not in loadable:
+        return "compute"
+    return "both" if Choice.COMPUTE in loadable else "load"

@@ -45,6 +45,10 @@ class PrefixCache:
         self._namespace = namespace
         self.store.register_namespace(namespace)
 
+    def namespace_of(self, salt: str) -> Namespace:
+        """Return the namespace of the tenant with this secret; from any thread."""
+        return self._namespace.with_salt(salt)
+
     def attach(self, sequence: Sequence, num_spare: int) -> bool:
         """Give ``sequence`` the blocks of its prefill, sharing published ones.
 
@@ -210,7 +214,7 @@ class PrefixCache:
     def _prefill_keys(self, sequence: Sequence) -> list[bytes]:
         if sequence.cache is CacheUse.OFF:
             return []
-        sequence.namespace = self._namespace.with_salt(sequence.request.salt)
+        sequence.namespace = self.namespace_of(sequence.request.salt)
         return chain_keys(sequence.namespace.digest, sequence.tokens, self._step)
 
     def _extend_keys(self, sequence: Sequence, num_full: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine_adapter.engine.request import Usage
+from policies.cost_model import LoadCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,14 @@ class EngineHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class CostsNow:
+    """What computing and each tier's loads cost when a request last ended; ``None``: not known yet."""
+
+    prefill_tokens_per_s: float | None = None
+    loads: Mapping[str, LoadCost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatistics:
     """Counts since the start, and what there is now.
 
@@ -25,9 +34,9 @@ class EngineStatistics:
     ``num_preempted`` counts sequences sent back for want of blocks, ``num_taken_over`` blocks
     computed because their load missed or was late. ``saved_s`` is what loading has saved in all against
     computing everything, as predicted, in mode ``observe`` what it would have; ``num_slower`` requests
-    were slower than that. ``num_verified`` blocks were computed to compare, and ``num_found_wrong`` of
-    them differed. TTFT, ITL and queue time come with each request's
-    events.
+    were slower than that. ``plans`` counts planned requests by what was chosen. ``num_verified`` blocks
+    were computed to compare, and ``num_found_wrong`` of them differed. TTFT, ITL and queue time come with
+    each request's events.
     """
 
     num_waiting: int
@@ -40,10 +49,12 @@ class EngineStatistics:
     tokens_by_source: Mapping[str, int]
     saved_s: float
     num_slower: int
+    plans: Mapping[str, int]
     num_verified: int
     num_found_wrong: int
     num_blocks: int
     num_available_blocks: int
+    costs: CostsNow
 
 
 @dataclass(slots=True)
@@ -57,6 +68,7 @@ class Tally:
     tokens_by_source: Counter[str] = field(default_factory=Counter)
     saved_s: float = 0.0
     num_slower: int = 0
+    plans: Counter[str] = field(default_factory=Counter)
 
     def add(self, reason: str, usage: Usage) -> None:
         """Count one finished request."""
@@ -67,3 +79,4 @@ class Tally:
         if usage.planned is not None:
             self.saved_s += usage.planned.saved_s
             self.num_slower += usage.planned.saved_s < 0
+            self.plans[usage.planned.chosen] += 1

@@ -16,6 +16,7 @@ MAX_NAME_CHARACTERS = 1024
 COMPUTED = "computed"
 
 Reason = Literal["stop", "length", "cancelled", "error"]
+Chosen = Literal["load", "compute", "both"]
 
 
 class CacheUse(Enum):
@@ -116,13 +117,17 @@ class Request:
 class Planned:
     """What was decided about loading and computing a prompt, and what came of it. Times in seconds.
 
-    ``tokens_by_tier`` could have been loaded. The predictions were made when the prompt was first
+    ``tokens_by_tier`` could have been loaded; ``chosen`` is for how many of them that was planned: all,
+    none or some. The predictions were made when the prompt was first
     planned for and say how long from then on the first token would take: as planned, if everything was
-    computed, if all that can be was loaded. ``actual_s`` is what it took, ``None`` before that.
+    computed, if all that can be was loaded. ``actual_s`` is what it took, ``None`` before that. Unless
+    ``is_served``, everything was computed, whatever the plan said.
     """
 
     policy: str
     mode: Mode
+    is_served: bool
+    chosen: Chosen
     reason: str
     tokens_by_tier: Mapping[str, int]
     predicted_s: float
@@ -130,6 +135,11 @@ class Planned:
     if_loaded_s: float
     num_plans: int
     actual_s: float | None = None
+
+    @property
+    def expected_s(self) -> float:
+        """What ``actual_s`` was predicted to be: as planned, or by computing everything."""
+        return self.predicted_s if self.is_served else self.if_computed_s
 
     @property
     def saved_s(self) -> float:

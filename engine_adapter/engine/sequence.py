@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine_adapter.engine.detokenize import TextStream
+from engine_adapter.engine.misses import Miss
 from engine_adapter.engine.ownership import Ownership
 from engine_adapter.engine.plans import Planning
-from engine_adapter.engine.request import COMPUTED, CacheUse, Mode, OnEvent, Request, Usage
+from engine_adapter.engine.request import COMPUTED, CacheUse, Mode, OnEvent, Planned, Request, Usage
 from engine_adapter.engine.sampling import Sampler
 from kvstore.inquiry import Inquiry
 from kvstore.namespace import Namespace
@@ -80,6 +81,8 @@ class Sequence:
         """Until when computing waits for the answer to the inquiry."""
         self.planning: Planning | None = None
         self.planned_at = -1
+        self.miss: Miss | None = None
+        """The first block that no tier had, as it was when computing began."""
 
     @property
     def num_generated(self) -> int:
@@ -125,8 +128,13 @@ class Sequence:
             ttft_s=_since(times.submitted_s, times.first_token_s),
             itl_s=decoded_s / gaps if gaps else None,
             load_s=_since(times.load_started_s, times.loaded_s) or 0.0,
-            planned=self.planning.told(self.mode, times.first_token_s) if self.planning else None,
+            planned=self._planned(),
         )
+
+    def _planned(self) -> Planned | None:
+        if self.planning is None:
+            return None
+        return self.planning.told(self.mode, self.times.first_token_s, is_served=self.is_served)
 
 
 def _since(start_s: float | None, end_s: float | None) -> float | None:

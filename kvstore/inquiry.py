@@ -144,7 +144,8 @@ class Inquiries:
             entered = self._index.found(tier.bit, record_of(header), footprint, now_s)
             if entered is None:
                 return headers[number:]
-            tier.counters.add(Count.FOUND_BLOCKS, int(entered))
+            if entered:
+                tier.counters.add(Count.FOUND_BLOCKS)
         return ()
 
     def _enter_behind(self, tier: SharedTier, headers: Sequence[Header]) -> None:

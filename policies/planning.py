@@ -89,8 +89,10 @@ class ReloadPolicy(Protocol):
     prompt is complete. Blocks on their way are given up only when computing reaches them.
     """
 
-    weighs_costs: bool
-    """Whether a block that is never loaded faster than computed is of no use to it, and so not stored."""
+    @property
+    def weighs_costs(self) -> bool:
+        """Whether a block that is never loaded faster than computed is of no use to it, and so not stored."""
+        ...
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan for what is missing of one prompt."""

@@ -42,7 +42,8 @@ class Static:
 
     def plan(self, request: PlanRequest) -> Plan:
         if request.previous is not None:
-            is_loaded = Choice.LOAD in request.previous.choices
+            decided = zip(request.previous.choices, request.tiers, strict=True)
+            is_loaded = any(choice is Choice.LOAD and tier not in {None, READY} for choice, tier in decided)
         else:
             num_reusable = sum(tier is not None for tier in request.tiers) * request.block_tokens
             is_loaded = num_reusable >= self.least_tokens and request.num_waiting < self.busy_waiting

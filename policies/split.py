@@ -63,7 +63,7 @@ class Splits:
 
     def all_loaded(self) -> Split:
         """Return the split that computes only what no tier has."""
-        return _Ways(self, frozenset(self.sources)).at(0)
+        return _Ways(self, frozenset(self.sources)).first()
 
     def best(self) -> Split:
         """Return the split with the least cost; computing everything wins a tie."""
@@ -128,6 +128,10 @@ class _Ways:
             source: max((index for index in flying if tiers[index] == source), default=-1)
             for source in sources
         }
+
+    def first(self) -> Split:
+        """Return the one that loads the most; holes before it are computed meanwhile."""
+        return self.at(next(iter(self._candidates), len(self._request.tiers)))
 
     def best(self) -> Split:
         """Return the best of these, by a grid and then by the blocks around its best point."""

@@ -201,6 +201,8 @@ class Ownership:
 
     def close(self) -> None:
         """Give up all loads and the lease; blocks not ready go over to computing. Idempotent."""
+        if self._hit is None and not self._flights:
+            return
         self.begin_computing(0, len(self._owners))
         if self._hit is not None:
             self._hit.release()

@@ -100,10 +100,14 @@ class PrefixCache:
         if not sequence.cache.reads or not sequence.keys:
             return None
         hit = self.store.lookup(sequence.keys, self._lease_s, sequence.request.ttl_s)
-        for index, tier in enumerate(hit.tiers):
-            is_behind = index * self._step >= sequence.num_computed
-            if tier == DEVICE and is_behind and sequence.ownership.owner(index) is not Owner.READY:
-                self._share(sequence, index)
+        try:
+            for index, tier in enumerate(hit.tiers):
+                is_ahead = index * self._step >= sequence.num_computed
+                if tier == DEVICE and is_ahead and sequence.ownership.owner(index) is not Owner.READY:
+                    self._share(sequence, index)
+        except BaseException:
+            hit.release()
+            raise
         return hit
 
     def is_lease_ending(self, sequence: Sequence) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -85,32 +86,54 @@ class Flights:
             flight = _Flight(tier, record, record.copy(), Load(), self._clock.monotonic_s())
             self._flights[record.key] = flight
             ticket = Ticket.on(flight.load, on_done, note_if_late)
-            is_queued = tier.pool.read(partial(self._run, tier))
-            if is_queued:
-                self._waiting[tier.bit].append(flight)
-        if not is_queued:
+        if not self._queue(tier, flight):
             self._refuse(flight)
         return ticket
 
-    def _run(self, tier: Tier) -> None:
-        """Move blocks that wait; whatever happens, whoever waits for one of them hears of the end."""
-        boarded: deque[_Flight] = deque()
+    def _queue(self, tier: Tier, flight: _Flight) -> bool:
+        if not tier.is_streaming:
+            return tier.pool.read(partial(self._run, flight))
+        with self._changed:  # so that there is never a flight without a job, nor a job too early for it
+            is_queued = tier.pool.read(partial(self._run_batch, tier))
+            if is_queued:
+                self._waiting[tier.bit].append(flight)
+        return is_queued
+
+    def _run(self, flight: _Flight) -> None:
+        """Move one block; whatever happens, whoever waits for it hears of the end."""
+        try:
+            flight.slot = self._staging_slot(flight)
+            if flight.slot is None:
+                self._refuse(flight)
+            else:
+                self._arrived(flight, flight.tier.read(Landing(flight.landed, flight.slot.view)))
+        finally:
+            self._end_all([flight])
+
+    def _run_batch(self, tier: Tier) -> None:
+        """Move blocks that wait, in one exchange; here too all who wait hear of the end."""
+        boarded: list[_Flight] = []
         try:
             self._board(tier, boarded)
-            if boarded:
-                self._move(tier, boarded)
+            landings = [Landing(flight.landed, flight.slot.view) for flight in boarded if flight.slot]
+            with closing(tier.read_each(landings)) as arrivals:
+                for flight, arrival in zip(boarded, arrivals, strict=True):
+                    self._arrived(flight, arrival)
         finally:
-            for flight in boarded:
-                if not flight.load.is_finished():
-                    self._finish(flight, None)
+            self._end_all(boarded)
 
-    def _board(self, tier: Tier, boarded: deque[_Flight]) -> None:
-        """Add flights that wait, with memory to land in, to ``boarded``.
+    def _end_all(self, flights: Iterable[_Flight]) -> None:
+        for flight in flights:
+            if not flight.load.is_finished():
+                self._finish(flight, None)
+
+    def _board(self, tier: Tier, boarded: list[_Flight]) -> None:
+        """Add flights that wait to ``boarded``, as many as go in one exchange, with memory to land in.
 
         One that cannot have any at once is left for the next batch unless it is the first, which
         waits: a batch that waited with memory in its hands could wait for itself.
         """
-        while len(boarded) < tier.max_batch and (flight := self._next(tier)) is not None:
+        while len(boarded) < tier.config.max_batch and (flight := self._next(tier)) is not None:
             boarded.append(flight)
             if len(boarded) == 1:
                 flight.slot = self._staging_slot(flight)
@@ -127,13 +150,6 @@ class Flights:
         with self._changed:
             waiting = self._waiting[tier.bit]
             return waiting.popleft() if waiting else None
-
-    def _move(self, tier: Tier, boarded: deque[_Flight]) -> None:
-        landings = [Landing(flight.landed, flight.slot.view) for flight in boarded if flight.slot]
-        with closing(tier.read_each(landings)) as arrivals:
-            for arrival in arrivals:
-                self._arrived(boarded[0], arrival)
-                boarded.popleft()
 
     def _arrived(self, flight: _Flight, arrival: Arrival) -> None:
         """End one load by how its block arrived."""

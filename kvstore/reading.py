@@ -60,24 +60,27 @@ class Reader:
         """Whether several blocks come in one exchange."""
         return self._stream is not None
 
-    def read_each(self, landings: Sequence[Landing]) -> Generator[Arrival, None, None]:
-        """Yield how each of ``landings`` ended, in order and as soon as it has; blocks on the medium.
-
-        Closing it ends the exchange; buffers that were not yielded are then the caller's again.
-        """
-        if self._stream is None:
-            yield from map(self._read, landings)
-        elif self._guard.may():
-            yield from self._exchange(self._stream, landings)
-        else:
-            yield from repeat(Arrival(Read.REFUSED), len(landings))
-
-    def _read(self, landing: Landing) -> Arrival:
+    def read(self, landing: Landing) -> Arrival:
+        """Read one block; blocks on the medium."""
         if not self._guard.may():
             return Arrival(Read.REFUSED)
         want = _want(landing)
         answer = self._guard.attempt(lambda: (self._backend.get_into(*want),), Count.READ_FAULTS)
         return Arrival(Read.FAULT) if answer is None else self._arrived(landing, want, *answer)
+
+    def read_each(self, landings: Sequence[Landing]) -> Generator[Arrival, None, None]:
+        """Yield how each of ``landings`` ended, in order and as soon as it has; blocks on the medium.
+
+        Closing it ends the exchange; buffers that were not yielded are then the caller's again.
+        """
+        if not landings:
+            return
+        if self._stream is None:
+            yield from map(self.read, landings)
+        elif self._guard.may():
+            yield from self._exchange(self._stream, landings)
+        else:
+            yield from repeat(Arrival(Read.REFUSED), len(landings))
 
     def _exchange(self, stream: Streaming, landings: Sequence[Landing]) -> Generator[Arrival, None, None]:
         wants = [_want(landing) for landing in landings]

@@ -133,16 +133,20 @@ class Tier:
         return self._writing.may()
 
     @property
-    def max_batch(self) -> int:
-        """How many blocks one call of ``read_each`` should read."""
-        return self.config.max_batch if self._reader.is_streaming else 1
+    def is_streaming(self) -> bool:
+        """Whether ``read_each`` reads several blocks in one exchange."""
+        return self._reader.is_streaming
 
     def knows(self, header: Header) -> bool:
         """Say whether a block with this header can be read here."""
         return self._forms.knows(header)
 
+    def read(self, landing: Landing) -> Arrival:
+        """Read, verify and decode a block; blocks on the medium."""
+        return self._reader.read(landing)
+
     def read_each(self, landings: Sequence[Landing]) -> Generator[Arrival, None, None]:
-        """Read, verify and decode blocks, in order; see ``Reader.read_each``. Blocks on the medium."""
+        """Do so for several, in order; see ``Reader.read_each``."""
         return self._reader.read_each(landings)
 
     def encode(self, raw: memoryview) -> Stored | None:

@@ -57,14 +57,16 @@ class Accounts:
         clock: Clock,
         book: CostBook,
         relatives: Relatives,
-        step_tokens: tuple[int, int],
+        block_tokens: int,
+        chunk_tokens: int,
     ) -> None:
-        """``step_tokens`` are those of a block, and the most of a step."""
+        """``chunk_tokens`` is the most that a step computes."""
         self._store = store
         self._clock = clock
         self._book = book
         self._relatives = relatives
-        self._block_tokens, self._chunk_tokens = step_tokens
+        self._block_tokens = block_tokens
+        self._chunk_tokens = chunk_tokens
         self._kept: deque[Account] = deque(maxlen=_MOST_KEPT)
         self._lock = Lock()
         self.costs = CostsNow()

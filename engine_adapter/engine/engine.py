@@ -77,8 +77,8 @@ class Engine:
         self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
         self._verifier = Verifier(pool, store, self._clock, config.verify_share, config.load_deadline_s)
         relatives = Relatives(store, self._clock)
-        step_tokens = pool.shape.block_tokens, chunk_tokens
-        self._accounts = Accounts(store, self._clock, costs, relatives, step_tokens)
+        block_tokens = pool.shape.block_tokens
+        self._accounts = Accounts(store, self._clock, costs, relatives, block_tokens, chunk_tokens)
         self._explainer = Explainer(
             self._prefix, self._planner, relatives, self._clock, config.load_deadline_s, self._call
         )

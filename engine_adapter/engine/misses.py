@@ -132,8 +132,8 @@ def keys_elsewhere(other: Namespace, tokens: Sequence[int], first_token: int) ->
 
 
 def differences(ours: Namespace, theirs: Namespace) -> tuple[Difference, ...]:
-    """Return in what two namespaces differ, with both values, shortened."""
-    names = differing_fields(ours, theirs)
+    """Return in what two namespaces differ, with both values; details of the model's configuration last."""
+    names = sorted(differing_fields(ours, theirs), key=lambda name: "." in name)
     shown = [Difference(name, _value(ours, name), _value(theirs, name)) for name in names[:_MOST_DIFFERENCES]]
     return tuple(shown)
 
@@ -145,5 +145,7 @@ def _value(namespace: Namespace, name: str) -> str:
         value = json.loads(value)
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
+    if value is None or value == "":
+        return "none"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

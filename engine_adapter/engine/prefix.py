@@ -55,9 +55,10 @@ class PrefixCache:
         ``False``, with nothing changed, when that would leave fewer than ``num_spare`` available.
         """
         keys = self._prefill_keys(sequence)
-        self.pool.discard(self.store.ended(keys))
+        ended = self.store.ended(keys)
+        self.pool.discard(ended)
         num_shareable = (len(sequence.tokens) - 1) // self._step
-        shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [])
+        shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [], ended)
         num_missing = self.blocks_for(len(sequence.tokens)) - len(shared)
         missing = None
         if self._can_allocate(num_missing + num_spare):
@@ -227,15 +228,19 @@ class PrefixCache:
         parent = sequence.keys[-1] if num_known else b""
         sequence.keys += chain_keys(sequence.namespace.digest, tokens, self._step, parent)
 
-    def _acquire(self, keys: list[bytes]) -> dict[int, int]:
-        found = ((index, self.pool.acquire(key)) for index, key in enumerate(keys))
+    def _acquire(self, keys: list[bytes], ended: Container[bytes]) -> dict[int, int]:
+        found = ((index, self.pool.acquire(key)) for index, key in enumerate(keys) if key not in ended)
         return {index: block for index, block in found if block is not None}
+
+    def _acquire_living(self, key: bytes) -> int | None:
+        """Return the published block of ``key`` unless its time is over; one in use cannot be discarded."""
+        return None if self.store.ended((key,)) else self.pool.acquire(key)
 
     def _share(self, sequence: Sequence, index: int) -> bool:
         """Put the published block with this key, if there is one, in place of the sequence's own."""
         if not sequence.cache.reads or index >= len(sequence.keys):
             return False
-        published = self.pool.acquire(sequence.keys[index])
+        published = self._acquire_living(sequence.keys[index])
         if published is None:
             return False
         own = sequence.blocks[index]
@@ -253,7 +258,7 @@ class PrefixCache:
         key, own = sequence.keys[index], sequence.blocks[index]
         if self.pool.publish(own, key, _parent(sequence, index)) or not sequence.cache.reads:
             return
-        if (published := self.pool.acquire(key)) is not None:
+        if (published := self._acquire_living(key)) is not None:
             sequence.blocks[index] = published
             self.pool.release([own])
 

@@ -23,7 +23,6 @@ from kvstore.seams import BackendStats, Want
 _WINDOW_BYTES = 4 << 20
 _WINDOW_BLOCKS = 256
 _MOST_ASKED_KEYS = 1024
-_KEYS_AT_ONCE = 32
 _REMEMBERED_HEADERS = 4096
 _STORED_BYTES_AT = slice(16, 24)
 
@@ -68,20 +67,19 @@ class RedisBackend:
                 yield length
 
     def resident(self, keys: Sequence[bytes]) -> Sequence[Header | None]:
-        """Ask for all headers ahead of reading the first, some at a time so that the server begins."""
         found: list[Header | None] = []
         if not keys:
             return found
         now_ms = self._clock.wall_ms()
         with self._connections.lend("lookup") as wire:
-            for some in _groups(keys, _MOST_ASKED_KEYS):
-                for few in _groups(some, _KEYS_AT_ONCE):
-                    wire.send([layout.fetch_headers(few)])
+            for start in range(0, len(keys), _MOST_ASKED_KEYS):
+                some = keys[start : start + _MOST_ASKED_KEYS]
+                wire.send([layout.fetch_headers(some)])
                 for key, packed in zip(some, wire.replies(len(some)), strict=True):
-                    header = None if packed is None else self._unpacked(packed)
-                    found.append(header if _is_usable(header, key, now_ms) else None)
-        largest = max((header.stored_bytes for header in found if header), default=0)
-        self._written.note_size(largest)
+                    header, at_ms = (None, 0) if packed is None else self._unpacked(packed)
+                    is_usable = header and header.key == key and (not at_ms or at_ms > now_ms)
+                    found.append(header if is_usable else None)
+        self._written.note_size(max((header.stored_bytes for header in found if header), default=0))
         return found
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
@@ -207,22 +205,13 @@ def _stored_bytes(header: memoryview) -> int:
     return int.from_bytes(header[_STORED_BYTES_AT], "little")
 
 
-def _is_usable(header: Header | None, key: bytes, now_ms: int) -> bool:
-    if header is None or header.key != key:
-        return False
-    at_ms = header.expiry.at_ms
-    return not at_ms or at_ms > now_ms
-
-
-def _unpacked(packed: bytes) -> Header | None:
+def _unpacked(packed: bytes) -> tuple[Header | None, int]:
+    """Return a header and when it ends (epoch milliseconds), as far as it can be read."""
     try:
-        return Header.unpack(packed)
+        header = Header.unpack(packed)
     except FrameError:
-        return None
-
-
-def _groups(keys: Sequence[bytes], size: int) -> Iterator[Sequence[bytes]]:
-    return (keys[start : start + size] for start in range(0, len(keys), size))
+        return None, 0
+    return header, header.expiry.at_ms
 
 
 def _transacted(wire: Wire, num_replies: int) -> RefusedError | None:

@@ -74,20 +74,13 @@ class Connections:
                     raise BackendError(NAME, operation, "the backend is closed")
                 wire = self._idle.pop() if self._idle else None
             if wire is None:
-                wire = self._connect()
+                wire = Wire(logged_in_socket(self._address), self._address.timeout_s)
             elif not wire.is_fresh():
                 wire.close()
                 continue
             with self._changed:
                 self._lent.add(wire)
             return wire
-
-    def _connect(self) -> Wire:
-        connection = _driver_connection(self._address)
-        connection.connect()
-        sock: socket.socket = connection._sock
-        connection._sock = None  # ours from now on
-        return Wire(sock, self._address.timeout_s)
 
     def _give_back(self, wire: Wire, is_sound: bool) -> None:
         with self._changed:
@@ -98,6 +91,15 @@ class Connections:
             self._changed.notify_all()
         if not keep:
             wire.close()
+
+
+def logged_in_socket(address: RedisAddress) -> socket.socket:
+    """Connect and log in; the socket is the caller's. Raises what the driver raises."""
+    connection = _driver_connection(address)
+    connection.connect()
+    sock: socket.socket = connection._sock
+    connection._sock = None  # so that the driver does not close it
+    return sock
 
 
 def _driver_connection(address: RedisAddress) -> Any:

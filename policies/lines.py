@@ -27,6 +27,8 @@ _STALE_AFTER_S = 10.0
 # Several readers' blocks arrive in clumps: fewer gaps than this may all lie within one.
 _LEAST_GAPS = 4
 _GAPS_OF_A_SAMPLE = 8
+_CLUMP_SHARE = 0.1
+_CLUMP_S = 1e-4
 _OVERDUE = 2
 _PATIENCE_BLOCKS = 3
 
@@ -169,6 +171,8 @@ class Line:
         state = self.state
         latency_s = state.latency_s if state and self._rate.value else 0.0
         if arrival.asked_s + latency_s <= self._last_arrival_s:
+            if self._is_of_first_clump(arrival):
+                return
             self._burst_bytes += arrival.nbytes
             self._num_gaps += 1
             if self._num_gaps >= _GAPS_OF_A_SAMPLE:
@@ -181,6 +185,11 @@ class Line:
             self._start_burst(arrival.arrived_s)
         self._last_arrival_s = max(self._last_arrival_s, arrival.arrived_s)
         self._learnt_s = max(self._learnt_s, arrival.arrived_s)
+
+    def _is_of_first_clump(self, arrival: Arrival) -> bool:
+        """Say whether a block came at once with the one that began the burst, so that no gap is between."""
+        rate, since_s = self._rate.value, arrival.arrived_s - self._burst_began_s
+        return since_s <= (min(_CLUMP_S, _CLUMP_SHARE * arrival.nbytes / rate) if rate else 0.0)
 
     def _take_rate(self, now_s: float) -> None:
         is_first = self._rate.value is None

@@ -14,6 +14,7 @@ ROOMS = ("kvstore", "policies", "backends", "engine_adapter", "api")
 _EXTRAS = {
     "service": ("click", "fastapi", "httpx", "prometheus_client", "pydantic", "rich", "typer", "uvicorn"),
     "engine": ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers"),
+    "plot": ("matplotlib",),
 }
 
 

@@ -11,6 +11,7 @@ from api.commands.bench import bench
 from api.commands.demo import demo
 from api.commands.doctor import doctor
 from api.commands.generate import generate
+from api.commands.plan import plan
 from api.commands.serve import serve
 from api.commands.version import show_version
 from kvstore.errors import ConfigError, PluginError, PrefixdError
@@ -47,6 +48,7 @@ def build_cli() -> typer.Typer:
     cli.command("generate")(generate)
     cli.command("demo")(demo)
     cli.add_typer(bench, name="bench")
+    cli.command("plan")(plan)
     cli.command("doctor")(doctor)
     cli.command("version")(show_version)
     return cli

@@ -14,7 +14,7 @@ from api.commands.flags import flag_settings
 from api.settings_sources import flag_name
 from prefixd import ROOMS, complaint, hidden_rooms
 
-COMMANDS = ("serve", "generate", "demo", "doctor", "version")
+COMMANDS = ("serve", "generate", "demo", "plan", "doctor", "version")
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_served_is_one_line_and_code_1(tmp_path: Path) ->
 
 
 def test_help_does_not_wait_for_what_computes() -> None:
-    slow = {"torch", "transformers", "fastapi", "uvicorn", "engine_adapter.assemble"}
+    slow = {"torch", "transformers", "fastapi", "uvicorn", "matplotlib", "engine_adapter.assemble"}
     program = (
         f"import sys, api.cli; api.cli.build_cli(); print([name for name in {slow} if name in sys.modules])"
     )

@@ -6,7 +6,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import entry_points
@@ -14,12 +15,15 @@ from importlib.util import find_spec
 
 from api.commands.version import installed_version
 from api.quantities import format_bytes
+from api.serving_config import redis_address
 from api.settings import Settings
 from api.settings_sources import check_budgets
+from backends.builtin import redis_backend
+from backends.builtin import register_builtin as register_backends
 from backends.disk_frames import allows_direct_io
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, PluginError
 from kvstore.registry import Kind, Registry
-from policies.builtin import register_builtin
+from policies.builtin import register_builtin as register_policies
 from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
@@ -44,7 +48,7 @@ class Finding:
 
 def diagnose(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a server would meet them."""
-    checks = (_python, _packages, _rooms, _device, _memory, _model, _disk, _plugins)
+    checks = (_python, _packages, _rooms, _device, _memory, _model, _disk, _redis, _plugins)
     return [finding for check in checks for finding in check(settings)]
 
 
@@ -125,16 +129,58 @@ def _disk(settings: Settings) -> Iterator[Finding]:
         yield Finding("disk", Level.GOOD, f"{room}, O_DIRECT works")
 
 
+def _redis(settings: Settings) -> Iterator[Finding]:
+    try:
+        address = redis_address(settings)
+    except ConfigError as error:
+        yield Finding("redis", Level.BAD, str(error))
+        return
+    if address is None:
+        yield Finding("redis", Level.GOOD, "no Redis or Valkey tier is asked for")
+        return
+    try:
+        with closing(redis_backend(address=address)) as backend:
+            facts = backend.stats().facts
+    except PluginError as error:
+        yield Finding("redis", Level.BAD, error.reason)
+        return
+    yield _redis_server(facts, settings.redis_bytes)
+
+
+def _redis_server(facts: Mapping[str, str], budget_bytes: int) -> Finding:
+    if problem := facts.get("problem"):
+        return Finding("redis", Level.BAD, f"{facts['server']}: {problem}")
+    maxmemory, policy = int(facts.get("maxmemory_bytes", 0)), facts.get("maxmemory_policy", "unknown")
+    limit = f"maxmemory {format_bytes(maxmemory)}" if maxmemory else "no maxmemory"
+    told = f"{facts['version']} at {facts['server']}, {limit}, {policy}"
+    if facts.get("role") == "slave":
+        return Finding("redis", Level.BAD, f"{told}; a replica takes no writes: name its primary")
+    if not maxmemory:
+        return Finding("redis", Level.DOUBTFUL, f"{told}; it may outgrow its machine: set maxmemory")
+    if policy == "noeviction":
+        return Finding("redis", Level.DOUBTFUL, f"{told}; full, it refuses: set maxmemory-policy allkeys-lru")
+    if maxmemory < budget_bytes:
+        return Finding("redis", Level.DOUBTFUL, f"{told}, less than the budget {format_bytes(budget_bytes)}")
+    return Finding("redis", Level.GOOD, told)
+
+
 def _plugins(settings: Settings) -> Iterator[Finding]:
     registry = Registry()
-    register_builtin(registry)
+    register_policies(registry)
+    register_backends(registry)
     foreign = {entry.name for kind in Kind for entry in entry_points(group=f"prefixd.{kind.value}")}
     yield Finding("plugins", Level.GOOD, ", ".join(sorted(foreign)) or "none beside the built-in ones")
     wanted = [(Kind.RELOAD, settings.reload_policy)]
     wanted += [
         (Kind.EVICTION, name)
-        for name in (settings.device_eviction, settings.host_eviction, settings.disk_eviction)
+        for name in (
+            settings.device_eviction,
+            settings.host_eviction,
+            settings.disk_eviction,
+            settings.redis_eviction,
+        )
     ]
+    wanted += [(Kind.CODEC, settings.redis_codec)] if settings.redis_codec != "none" else []
     for kind, name in dict.fromkeys(wanted):
         if name not in registry.names(kind):
             known = ", ".join(registry.names(kind))

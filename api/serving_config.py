@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from api.folders import cache_folder
 from api.settings import Settings
+from backends.redis_address import RedisAddress
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.errors import ConfigError
 
@@ -34,10 +35,31 @@ def serving_config(settings: Settings) -> ServingConfig:
     )
 
 
+def redis_address(settings: Settings) -> RedisAddress | None:
+    """Return where the Redis tier's server is; ``None``: no such tier. Raises ``ConfigError``."""
+    if settings.redis_url is None or not settings.redis_bytes:
+        return None
+    password = settings.redis_password.get_secret_value() if settings.redis_password else None
+    return RedisAddress.parse(
+        settings.redis_url.get_secret_value(),
+        username=settings.redis_username,
+        password=password,
+        ca_file=settings.redis_ca_file,
+        cert_file=settings.redis_cert_file,
+        key_file=settings.redis_key_file,
+        timeout_s=settings.redis_timeout_s,
+    )
+
+
 def _tiers(settings: Settings) -> tuple[TierSetup, ...]:
     host = TierSetup("host", settings.host_bytes, settings.host_eviction, "through")
     disk = TierSetup(
         "disk", settings.disk_bytes, settings.disk_eviction, settings.disk_write,
         settings.disk_path,
     )  # fmt: skip
-    return tuple(tier for tier in (host, disk) if tier.budget_bytes)
+    address = redis_address(settings)
+    redis = TierSetup(
+        "redis", settings.redis_bytes if address else 0, settings.redis_eviction, settings.redis_write,
+        address=address, codec=None if settings.redis_codec == "none" else settings.redis_codec,
+    )  # fmt: skip
+    return tuple(tier for tier in (host, disk, redis) if tier.budget_bytes)

@@ -52,6 +52,8 @@ TimeToLive = Annotated[
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1)]
 Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
+File = Annotated[Path, AfterValidator(Path.expanduser)]
+Secret = Annotated[SecretStr, Field(min_length=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WriteMode = Literal["through", "back", "second-use"]
 
@@ -89,7 +91,7 @@ class Settings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] = _field(
         "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
     )
-    api_token: Annotated[SecretStr, Field(min_length=1)] | None = _field(
+    api_token: Secret | None = _field(
         "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
     )
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = _field(
@@ -165,6 +167,42 @@ class Settings(BaseModel):
         "wanted for the first time; without a host tier through alone.",
     )
     disk_eviction: Name = _field("Disk tier", "lru", "Which blocks go first when it is full, by plugin name.")
+
+    redis_url: Secret | None = _field(
+        "Redis tier",
+        None,
+        "Redis or Valkey server for blocks, which several servers may share: redis://HOST[:PORT][/DB], "
+        "rediss:// for TLS, or unix:///PATH. A secret, since it may hold a password.",
+    )
+    redis_bytes: Bytes = _field(
+        "Redis tier",
+        8 * 2**30,
+        "Memory there for the blocks that this server stores; 0 for no such tier. The server's own maxmemory "
+        "bounds what all store together.",
+    )
+    redis_username: Name | None = _field("Redis tier", None, "User to log in as; none for the default one.")
+    redis_password: Secret | None = _field("Redis tier", None, "Password to log in with.")
+    redis_ca_file: File | None = _field(
+        "Redis tier",
+        None,
+        "Certificates (PEM) of authorities to trust for rediss://; none for the system's.",
+    )
+    redis_cert_file: File | None = _field(
+        "Redis tier", None, "Certificate (PEM) to show a server that asks for one."
+    )
+    redis_key_file: File | None = _field("Redis tier", None, "Private key (PEM) of that certificate.")
+    redis_timeout_s: Seconds = _field(
+        "Redis tier", 2.0, "Longest wait for a connection, and for each answer of the server after that."
+    )
+    redis_write: WriteMode = _field("Redis tier", "through", "When a block is written: see disk_write.")
+    redis_eviction: Name = _field(
+        "Redis tier",
+        "lru",
+        "Which of its blocks this server removes first beyond redis_bytes, by plugin name.",
+    )
+    redis_codec: Name = _field(
+        "Redis tier", "zstd-planes", "Lossless form of blocks there, by plugin name; none for as they are."
+    )
 
     @model_validator(mode="after")
     def _strangers_need_a_token(self) -> Self:

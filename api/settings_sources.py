@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from api.quantities import format_bytes
-from api.settings import Settings
+from api.settings import Settings, is_secret
 from kvstore.errors import ConfigError
 
 PREFIX = "PREFIXD_"
@@ -118,4 +118,4 @@ def _config_error(fault: Any, given: Mapping[str, Given]) -> ConfigError:
 
 
 def _shown(name: str, entry: Given) -> str:
-    return entry.place if name == "api_token" else f"{entry.value!r} ({entry.place})"
+    return entry.place if is_secret(name) else f"{entry.value!r} ({entry.place})"

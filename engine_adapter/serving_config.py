@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends.redis_address import RedisAddress
+
 
 @dataclass(frozen=True)
 class TierSetup:
     """One tier below the device. ``write_mode`` is ``through``, ``back`` or ``second-use``: a ``WriteMode``.
 
-    ``eviction`` is the name of a policy, ``path`` the folder of a disk tier.
+    ``eviction`` and ``codec`` are names of plugins, ``path`` the folder of a disk tier, ``address`` the
+    server of a Redis tier.
     """
 
     name: str
@@ -18,6 +21,8 @@ class TierSetup:
     eviction: str
     write_mode: str
     path: Path | None = None
+    address: RedisAddress | None = None
+    codec: str | None = None
 
 
 @dataclass(frozen=True)

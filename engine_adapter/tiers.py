@@ -54,7 +54,7 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     specs, degraded = [], dict[str, str]()
     for setup in config.tiers:
         try:
-            specs.append(_tier_spec(setup, arena, parts))
+            specs.append(_tier_spec(setup, arena, model.kv_shape.dtype.itemsize, parts))
         except BackendError as error:
             degraded[setup.name] = f"runs without this tier: {error.reason}"
     _measure_unknown(specs, arena, block_bytes, parts)
@@ -69,12 +69,17 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     return OpenStore(store, arena, degraded)
 
 
-def _tier_spec(setup: TierSetup, arena: Arena, parts: Parts) -> TierSpec:
+def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) -> TierSpec:
     tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
     policy = parts.registry.get(Kind.EVICTION, setup.eviction)()
-    options = {"arena": arena} if setup.name == HOST else {"path": setup.path}
+    codec = parts.registry.get(Kind.CODEC, setup.codec)(item_bytes=item_bytes) if setup.codec else None
+    options: dict[str, object] = {"path": setup.path}
+    if setup.name == HOST:
+        options = {"arena": arena}
+    elif setup.address:
+        options = {"address": setup.address, "clock": parts.clock}
     backend = parts.registry.get(Kind.BACKEND, setup.name)(**options)
-    return TierSpec(tier_config, backend, policy, parts.admission)
+    return TierSpec(tier_config, backend, policy, parts.admission, codec)
 
 
 def _measure_unknown(specs: list[TierSpec], arena: Arena, block_bytes: int, parts: Parts) -> None:

@@ -102,7 +102,7 @@ def bench_engine(
     check_budgets(settings)
     check_report_file(json_file)
     with folder_below(settings.disk_path, "disk_path") as folder:
-        own = settings.model_copy(update={"disk_path": folder})
+        own = settings.model_copy(update={"disk_path": folder, "redis_url": None})
         figures = run_stages(EngineBench(serving_config(own), rounds).stages())
     report = {key: value for part in figures.values() for key, value in part.items()}
     write_report(report, json_file)

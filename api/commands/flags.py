@@ -13,7 +13,7 @@ import typer
 from api.settings import Settings, is_secret, setting_group, shown_default
 from api.settings_sources import flag_name, load_settings
 
-_METAVARS = (("_bytes", "SIZE"), ("_s", "SECONDS"), ("_path", "DIR"), ("model", "DIR"))
+_METAVARS = (("_bytes", "SIZE"), ("_s", "SECONDS"), ("_path", "DIR"), ("_file", "FILE"), ("model", "DIR"))
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from api.commands.flags import flag_settings
 from api.quantities import format_bytes, parse_bytes
 from api.serving_config import serving_config
 from api.settings import Settings
@@ -112,6 +113,50 @@ def test_a_secret_is_never_shown() -> None:
     assert settings.api_token is not None
     assert settings.api_token.get_secret_value() == "swordfish"
     assert "swordfish" not in repr(settings) + str(settings)
+
+
+def test_the_redis_tiers_secrets_are_never_shown_and_have_no_flag() -> None:
+    environ = {"PREFIXD_REDIS_URL": "redis://ann:swordfish@h", "PREFIXD_REDIS_PASSWORD": "sawfish"}
+    settings = load_settings({"model": "m", "redis_username": "bob"}, environ)
+    config = serving_config(settings)
+    address = config.tiers[-1].address
+    assert address is not None
+    assert (address.username, address.password, str(address)) == ("bob", "sawfish", "redis://h:6379/0")
+    told = f"{settings!r} {settings} {config!r} {config}"
+    assert "fish" not in told
+    assert {"redis_url", "redis_password"}.isdisjoint(flag_settings())
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        (
+            {"PREFIXD_REDIS_URL": "http://ann:swordfish@h"},
+            "redis_url: cannot be read; its forms are redis://",
+        ),
+        (
+            {"PREFIXD_REDIS_URL": "redis://swordfish@h", "PREFIXD_REDIS_CA_FILE": "/none"},
+            "redis_ca_file: is for a redis_url that begins with rediss://",
+        ),
+    ],
+)
+def test_a_redis_tier_that_cannot_be_is_one_line_without_its_secret(
+    environ: dict[str, str], line: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        serving_config(load_settings({"model": "m"}, environ))
+    assert str(raised.value).startswith(line)
+    assert "swordfish" not in str(raised.value)
+
+
+def test_a_redis_tier_is_there_when_a_url_is_set_and_has_bytes() -> None:
+    def tiers(**flags: str) -> list[str]:
+        settings = load_settings({"model": "m", **flags}, {"PREFIXD_REDIS_URL": "unix:///socket"})
+        return [tier.name for tier in serving_config(settings).tiers]
+
+    assert tiers() == ["host", "disk", "redis"]
+    assert tiers(redis_bytes="0") == ["host", "disk"]
+    assert [tier.name for tier in serving_config(load_settings({"model": "m"}, {})).tiers] == ["host", "disk"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -13,6 +13,7 @@ from api.cli import build_cli
 from api.commands.flags import flag_settings
 from api.settings_sources import flag_name
 from prefixd import ROOMS, complaint, hidden_rooms
+from tests.valkey import Valkey
 
 COMMANDS = ("serve", "generate", "demo", "plan", "doctor", "version")
 REPOSITORY = Path(__file__).parents[2]
@@ -130,7 +131,35 @@ def test_doctor_names_each_thing_that_is_wrong(tmp_path: Path) -> None:
     assert result.exit_code == 1
     wrong = [line.split()[1] for line in result.output.splitlines() if line.startswith("FAIL")]
     assert wrong == ["memory", "model", "disk", "plugins"]
-    assert "there are: always-load" in result.output
+    assert "there are: always-compute, always-load, " in result.output
+
+
+def redis_finding(monkeypatch: pytest.MonkeyPatch, url: str, *flags: str) -> str:
+    """Return what doctor says of the Redis tier, its level first."""
+    monkeypatch.setenv("PREFIXD_REDIS_URL", url)
+    lines = run("doctor", "--disk-bytes", "0", *flags).output.splitlines()
+    return next(line for line in lines if line.split()[1] == "redis")
+
+
+def test_doctor_says_how_the_redis_server_is(own_valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*flags: str) -> str:
+        return redis_finding(monkeypatch, own_valkey.url, *flags)
+
+    admin = own_valkey.admin()
+    assert found().startswith("warn  redis      valkey ")
+    assert found().endswith("no maxmemory, noeviction; it may outgrow its machine: set maxmemory")
+    admin.config_set("maxmemory", "1gb")
+    assert found().endswith("full, it refuses: set maxmemory-policy allkeys-lru")
+    admin.config_set("maxmemory-policy", "allkeys-lru")
+    assert found().endswith("less than the budget 8 GiB")
+    assert found("--redis-bytes", "512MiB").startswith("ok    redis ")
+    admin.config_set("requirepass", "swordfish")
+    assert found().startswith("FAIL  redis ")
+    assert "set redis_password" in found()
+    own_valkey.kill()
+    assert "the server cannot be reached" in found()
+    url = own_valkey.url.replace("//", "//ann:swordfish@")
+    assert "swordfish" not in redis_finding(monkeypatch, url)
 
 
 def test_a_foreign_package_that_hides_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from api.few_threads import FewThreads
 from api.metrics import Metrics
 from api.prompts import PromptEncoder
 from engine_adapter.assemble import Serving
@@ -12,12 +13,13 @@ from kvstore.clock import Clock
 
 @dataclass(frozen=True)
 class Context:
-    """The assembled server, the name it goes by, and what counts and encodes for it."""
+    """The assembled server, the name it goes by, and what counts, encodes and explains for it."""
 
     serving: Serving
     model_name: str
     metrics: Metrics
     prompts: PromptEncoder
+    explaining: FewThreads
     clock: Clock
     started_s: int
 

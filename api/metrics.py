@@ -10,11 +10,12 @@ from prometheus_client.registry import Collector
 
 from engine_adapter.assemble import Serving
 from engine_adapter.engine.reporting import EngineStatistics
-from engine_adapter.engine.request import Delta, Event, Usage
+from engine_adapter.engine.request import Delta, Event, Mode, Planned, Usage
 from kvstore.statistics import Count, State, StoreStatistics, TierHealth
 
 _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _TOKEN_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.35, 1.5, 2, 3, 5, 10)
 _STATE_LEVELS = {State.OK: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
 
 
@@ -27,6 +28,18 @@ class Metrics:
         self._queue_s = self._histogram("queue", "Time from submission to admission.", _WAIT_BUCKETS_S)
         self._load_s = self._histogram("load", "Time a request's loads took, if it had any.", _WAIT_BUCKETS_S)
         self._itl_s = self._histogram("itl", "Time between two tokens of a request.", _TOKEN_BUCKETS_S)
+        self._predicted_s = self._histogram(
+            "plan_predicted", "Time from the first plan to the first token, as predicted.", _WAIT_BUCKETS_S
+        )
+        self._actual_s = self._histogram(
+            "plan_actual", "Time from the first plan to the first token, as it was.", _WAIT_BUCKETS_S
+        )
+        self._actual_over_predicted = Histogram(
+            "prefixd_plan_actual_over_predicted",
+            "The one over the other.",
+            buckets=_RATIO_BUCKETS,
+            registry=self._registry,
+        )
         self._registry.register(_LiveStatistics(serving))
 
     def observe(self, event: Event) -> None:
@@ -49,6 +62,16 @@ class Metrics:
         ):
             if value is not None:
                 histogram.observe(value)
+        if usage.planned is not None:
+            self._observe_plan(usage.planned)
+
+    def _observe_plan(self, planned: Planned) -> None:
+        if planned.actual_s is None:
+            return
+        self._predicted_s.observe(planned.expected_s)
+        self._actual_s.observe(planned.actual_s)
+        if planned.expected_s > 0:
+            self._actual_over_predicted.observe(planned.actual_s / planned.expected_s)
 
     def _histogram(self, name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"prefixd_{name}_seconds", description, buckets=buckets, registry=self._registry)
@@ -64,7 +87,9 @@ class _LiveStatistics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        yield from _engine_metrics(self._serving.engine.statistics())
+        counts = self._serving.engine.statistics()
+        yield from _engine_metrics(counts)
+        yield from _plan_metrics(counts, self._serving.engine.mode)
         yield from _store_metrics(self._serving.store.statistics())
         yield _state_metric(self._serving.store.health().tiers)
 
@@ -85,6 +110,28 @@ def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
         "Blocks of the device that are free or cached.",
         counts.num_available_blocks,
     )
+
+
+def _plan_metrics(counts: EngineStatistics, mode: Mode) -> Iterator[Metric]:
+    costs = counts.costs
+    yield _counters("plans", "Requests that something could be loaded for.", "chosen", counts.plans)
+    yield _gauge(
+        "saved_seconds", "What loading has saved against computing, or cost (negative).", counts.saved_s
+    )
+    yield _counter("slower_requests", "Requests that loading made slower.", counts.num_slower)
+    yield _counter("verified_blocks", "Blocks that were computed to compare.", counts.num_verified)
+    yield _counter("wrong_blocks", "Blocks that were found to be wrong so.", counts.num_found_wrong)
+    yield _gauges("mode", "1: the mode of requests that name none.", _one_of(mode), "mode")
+    if costs.prefill_tokens_per_s is not None:
+        yield _gauge("prefill_tokens_per_second", "Tokens of a full step.", costs.prefill_tokens_per_s)
+    latencies = {tier: cost.latency_s for tier, cost in costs.loads.items()}
+    yield _gauges("tier_load_latency_seconds", "Time until a tier's next load begins to come.", latencies)
+    rates = {tier: cost.bytes_per_s for tier, cost in costs.loads.items()}
+    yield _gauges("tier_load_bytes_per_second", "How fast a tier's loads come then, decoded.", rates)
+
+
+def _one_of(mode: Mode) -> dict[str, float]:
+    return {other.value: float(other is mode) for other in Mode}
 
 
 def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
@@ -116,10 +163,10 @@ def _counter(name: str, description: str, value: float) -> Metric:
     return CounterMetricFamily(f"prefixd_{name}", description, value)
 
 
-def _gauges(name: str, description: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"prefixd_{name}", description, labels=["tier"])
-    for tier, value in values.items():
-        family.add_metric([tier], value)
+def _gauges(name: str, description: str, values: Mapping[str, float], label: str = "tier") -> Metric:
+    family = GaugeMetricFamily(f"prefixd_{name}", description, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
     return family
 
 

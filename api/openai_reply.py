@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from api.kv_reply import plan_body
 from engine_adapter.engine.request import Reason, Usage
 
 
@@ -21,13 +22,14 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 def kv_body(usage: Usage) -> dict[str, Any]:
-    """Return where the prompt's tokens came from, and what that took in seconds."""
+    """Return where the prompt's tokens came from, what that took in seconds, and what was planned."""
     return {
         "tokens_by_source": dict(usage.tokens_by_source),
         "queue_s": usage.queue_s,
         "ttft_s": usage.ttft_s,
         "itl_s": usage.itl_s,
         "load_s": usage.load_s,
+        "plan": plan_body(usage.planned) if usage.planned else None,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from api.openai_fields import refuse_unserved, refuse_unserved_in_message
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
-from engine_adapter.engine.request import CacheUse, Request, Sampling
+from engine_adapter.engine.request import CacheUse, Mode, Request, Sampling
 from kvstore.errors import RequestError, UnknownModelError
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -36,6 +36,7 @@ def engine_request(fields: GenerationFields, prompt_ids: Sequence[int]) -> Reque
             prompt_ids=prompt_ids,
             sampling=_sampling(fields),
             cache=CacheUse(fields.kv.cache),
+            mode=Mode(fields.kv.mode) if fields.kv.mode else None,
             ttl_s=fields.kv.ttl_s,
             salt=fields.cache_salt or "",
             session=fields.kv.session,

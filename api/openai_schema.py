@@ -16,7 +16,7 @@ def _well_formed(text: str) -> str:
     return text
 
 
-def _the_one_prompt(value: object) -> object:
+def the_one_prompt(value: object) -> object:
     """Take one prompt out of a list, in which many clients send it."""
     if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
         return value
@@ -39,6 +39,7 @@ class KvFields(BaseModel):
     session: Text | None = None
     end_session: bool = False
     expected_pause_s: float | None = None
+    mode: Literal["off", "observe", "verify", "serve"] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -76,7 +77,7 @@ class GenerationFields(BaseModel):
 class CompletionFields(GenerationFields):
     """The body of ``POST /v1/completions``; a prompt is text or token ids, maybe in a list of one."""
 
-    prompt: Annotated[Text | list[int], BeforeValidator(_the_one_prompt)]
+    prompt: Annotated[Text | list[int], BeforeValidator(the_one_prompt)]
 
 
 class TextPart(BaseModel):

@@ -10,9 +10,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from api.context import Context
+from api.few_threads import FewThreads
 from api.gate import Gate
 from api.health import health_answer
 from api.http_errors import install_error_handlers
+from api.kv_routes import kv_routes
 from api.metrics import Metrics
 from api.openai_routes import openai_routes
 from api.prompts import PromptEncoder
@@ -29,6 +31,7 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
         model_name=settings.model_name,
         metrics=Metrics(serving),
         prompts=PromptEncoder(serving.tokenizer, serving.model_facts.context_tokens),
+        explaining=FewThreads("explain"),
         clock=clock,
         started_s=clock.wall_ms() // 1000,
     )
@@ -37,12 +40,14 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         context.prompts.close()
+        context.explaining.close()
 
     app = FastAPI(title="prefixd", docs_url=None, redoc_url=None, lifespan=lifespan)
     token = settings.api_token.get_secret_value() if settings.api_token else None
     app.add_middleware(Gate, api_token=token, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
     app.include_router(openai_routes(context))
+    app.include_router(kv_routes(context))
     _add_operation_routes(app, context)
     return app
 

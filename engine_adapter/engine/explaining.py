@@ -60,6 +60,10 @@ class Explanation:
             return f"the mode is observe: nothing is loaded; mode serve: {self.plan.reason}"
         return self.plan.reason
 
+    def is_shared(self, tier: str | None) -> bool:
+        """Say whether blocks of ``tier`` are used where they are."""
+        return tier == DEVICE and self.mode is not Mode.OFF
+
     def is_loaded(self, index: int) -> bool:
         """Say whether block ``index`` would come from a tier below the device."""
         is_below = self.tiers[index] not in {None, DEVICE}

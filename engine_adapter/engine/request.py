@@ -117,11 +117,11 @@ class Request:
 class Planned:
     """What was decided about loading and computing a prompt, and what came of it. Times in seconds.
 
-    ``tokens_by_tier`` could have been loaded; ``chosen`` is for how many of them that was planned: all,
-    none or some. The predictions were made when the prompt was first
-    planned for and say how long from then on the first token would take: as planned, if everything was
-    computed, if all that can be was loaded. ``actual_s`` is what it took, ``None`` before that. Unless
-    ``is_served``, everything was computed, whatever the plan said.
+    ``tokens_by_tier`` could have been loaded; ``chosen`` says whether that was planned for all of them,
+    none or some. The predictions were made when the prompt was first planned for and say how long from
+    then on the first token would take: as planned, if everything was computed, if all that can be was
+    loaded. ``actual_s`` is what it took, ``None`` before that. Unless ``is_served``, everything was
+    computed, whatever the plan said.
     """
 
     policy: str

@@ -3,22 +3,45 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 
+from api.kv_reply import miss_body, plan_body
+from api.kv_schema import ExplainFields
 from api.openai_reply import kv_body
 from api.openai_schema import KvFields
-from engine_adapter.engine.request import Usage
+from engine_adapter.engine.misses import Miss
+from engine_adapter.engine.request import Mode, Planned, Usage
+from kvstore.absences import Cause
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+
+
+def documented_fields() -> set[str]:
+    cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", PAGE, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"\w+", cell)}
 
 
 def test_every_route_is_documented(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
-    assert set(re.findall(r"^\| `((?:GET|POST) [^`]+)`", PAGE, re.MULTILINE)) == routes
+    assert set(re.findall(r"^\| `((?:GET|POST|PUT) [^`]+)`", PAGE, re.MULTILINE)) == routes
 
 
 def test_every_field_of_kv_is_documented() -> None:
-    documented = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert {*KvFields.model_fields, *kv_body(Usage(0, 0, {}))} <= documented
+    assert {*KvFields.model_fields, *kv_body(Usage(0, 0, {}))} <= documented_fields()
+
+
+def test_every_field_of_plans_and_misses_is_documented() -> None:
+    planned = Planned("measured", Mode.SERVE, True, "both", "", {}, 0.1, 0.2, 0.3, 1)
+    assert {*plan_body(planned), *miss_body(Miss(0, 0, Cause.EVICTED))} <= documented_fields()
+    assert {cause.value for cause in Cause if f"`{cause.value}`" not in PAGE} == set()
+
+
+def test_every_field_of_what_the_kv_routes_answer_is_documented(client: TestClient) -> None:
+    body = {"model": "tiny-llama", "prompt": "the cat", "max_tokens": 1}
+    assert client.post("/v1/completions", json=body).status_code == 200
+    account = client.get("/kv/plans").json()["data"][0]
+    explained = client.post("/kv/explain", json={"prompt": "the cat"}).json()
+    assert {*account, *explained} <= documented_fields()
+    assert {name for name in ExplainFields.model_fields if f"`{name}`" not in PAGE} == set()
 
 
 def test_every_metric_is_documented(client: TestClient) -> None:

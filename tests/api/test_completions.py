@@ -82,7 +82,7 @@ def test_a_stream_says_the_same_as_the_whole(client: TestClient) -> None:
     chunks = events(response.text)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
-    assert set(chunks[-1]["kv"]) == {"tokens_by_source", "queue_s", "ttft_s", "itl_s", "load_s"}
+    assert set(chunks[-1]["kv"]) == {"tokens_by_source", "queue_s", "ttft_s", "itl_s", "load_s", "plan"}
     assert all("usage" not in chunk for chunk in chunks)
 
 

@@ -198,7 +198,7 @@ class Settings(BaseModel):
     redis_eviction: Name = _field(
         "Redis tier",
         "lru",
-        "Which of its blocks this server removes first beyond redis_bytes, by plugin name.",
+        "Which of its own blocks go first when redis_bytes are full, by plugin name.",
     )
     redis_codec: Name = _field(
         "Redis tier", "zstd-planes", "Lossless form of blocks there, by plugin name; none for as they are."

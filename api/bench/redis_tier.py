@@ -174,7 +174,7 @@ def _bench_residency(bench: RedisBench) -> dict[str, float]:
         for _ in range(bench.rounds):
             with closing(RedisBackend(bench.address)) as other:
                 other.resident(keys[:1])
-                first_s.append(seconds(lambda other=other: other.resident(keys)))  # type: ignore[misc]
+                first_s.append(seconds(partial(other.resident, keys)))
     return {
         "us_per_2048_tokens": times["asked"] * 1e6,
         "first_us_per_2048_tokens": median(first_s) * 1e6,

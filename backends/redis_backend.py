@@ -43,7 +43,7 @@ class RedisBackend:
         self._manifests = Manifests(self._connections)
         self._written = _Written()
         # Agents ask for the same prefixes again and again, and a header takes long to read.
-        self._unpacked = lru_cache(_REMEMBERED_HEADERS)(_unpacked)
+        self._unpacked = lru_cache(_REMEMBERED_HEADERS)(self._unpack)
 
     def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         (length,) = self.get_each([Want(key, header, payload)])
@@ -70,16 +70,15 @@ class RedisBackend:
         found: list[Header | None] = []
         if not keys:
             return found
-        now_ms = self._clock.wall_ms()
+        now_ms, unpacked = self._clock.wall_ms(), self._unpacked
         with self._connections.lend("lookup") as wire:
             for start in range(0, len(keys), _MOST_ASKED_KEYS):
                 some = keys[start : start + _MOST_ASKED_KEYS]
                 wire.send([layout.fetch_headers(some)])
                 for key, packed in zip(some, wire.replies(len(some)), strict=True):
-                    header, at_ms = (None, 0) if packed is None else self._unpacked(packed)
+                    header, at_ms = (None, 0) if packed is None else unpacked(packed)
                     is_usable = header and header.key == key and (not at_ms or at_ms > now_ms)
                     found.append(header if is_usable else None)
-        self._written.note_size(max((header.stored_bytes for header in found if header), default=0))
         return found
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
@@ -148,6 +147,15 @@ class RedisBackend:
         self._written.forget(want.key)
         return None
 
+    def _unpack(self, packed: bytes) -> tuple[Header | None, int]:
+        """Return a header and when it ends (epoch milliseconds), as far as it can be read."""
+        try:
+            header = Header.unpack(packed)
+        except FrameError:
+            return None, 0
+        self._written.note_size(header.stored_bytes)
+        return header, header.expiry.at_ms
+
     def _is_alive(self, header: memoryview) -> bool:
         """Whether the frame's time is not over; one that cannot be read is for the store to refuse."""
         try:
@@ -203,15 +211,6 @@ def _may_ask(ahead: deque[int], payload_bytes: int) -> bool:
 
 def _stored_bytes(header: memoryview) -> int:
     return int.from_bytes(header[_STORED_BYTES_AT], "little")
-
-
-def _unpacked(packed: bytes) -> tuple[Header | None, int]:
-    """Return a header and when it ends (epoch milliseconds), as far as it can be read."""
-    try:
-        header = Header.unpack(packed)
-    except FrameError:
-        return None, 0
-    return header, header.expiry.at_ms
 
 
 def _transacted(wire: Wire, num_replies: int) -> RefusedError | None:

@@ -21,12 +21,16 @@ from backends.redis_backend import RedisBackend
 from backends.redis_connections import logged_in_socket
 from backends.redis_layout import PART_BYTES, header_name
 from kvstore.arena import Arena, slot_stride
+from kvstore.clock import Clock
 from kvstore.errors import ConfigError, ServerFailedError
 from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum
 from kvstore.namespace import Namespace
+from kvstore.reading import Landing, Read
+from kvstore.record import record_of
 from kvstore.seams import Want
+from kvstore.shared_tier import make_tier
 from kvstore.store import TieredStore
-from kvstore.tier import TierConfig, TierSpec
+from kvstore.tier import Tier, TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
 
@@ -49,7 +53,11 @@ class RedisBench:
 
     def stages(self) -> dict[str, partial[dict[str, float]]]:
         """Return what to run, by its key in the report."""
-        return {"redis": partial(_bench_blocks, self), "residency": partial(_bench_residency, self)}
+        return {
+            "redis": partial(_bench_blocks, self),
+            "loads": partial(_bench_loads, self),
+            "residency": partial(_bench_residency, self),
+        }
 
 
 @contextmanager
@@ -124,16 +132,23 @@ class _Blocks:
         if any(length != len(self.payload) for length in lengths):
             raise ServerFailedError("the server has lost what was just stored: give it more memory")
 
+    def get_all_verified(self, tier: Tier) -> None:
+        """Read every block as a tier does: verified, in the caller's buffer."""
+        landings = [Landing(record_of(Header.unpack(header)), self.out) for header in self.headers.values()]
+        if any(arrival.outcome is not Read.DONE for arrival in tier.read_each(landings)):
+            raise ServerFailedError("the server has lost what was just stored: give it more memory")
+
     def remove(self, backend: RedisBackend) -> None:
         for key in self.headers:
             backend.delete(key)
 
 
 def _bench_blocks(bench: RedisBench) -> dict[str, float]:
-    """Measure the backend, and verified loads through a store, against a bare socket."""
+    """Measure the backend, and a tier's verified reads, against a bare socket and into one buffer as it."""
     blocks = _Blocks.of(bench.num_blocks, bench.block_bytes)
     values = blocks.bare_values()
-    with _both(bench, blocks) as (backend, bare), _store(bench, blocks.keys) as store:
+    with _both(bench, blocks) as (backend, bare):
+        tier = make_tier(_spec(bench, backend), 1, Clock())
         try:
             bare.set_all(values)
             times = medians(
@@ -142,7 +157,7 @@ def _bench_blocks(bench: RedisBench) -> dict[str, float]:
                     "put": partial(blocks.put_all, backend),
                     "plain_get": partial(bare.get_all, values),
                     "get": partial(blocks.get_all, backend),
-                    "verified_get": partial(load_all, store, blocks.keys),
+                    "verified_get": partial(blocks.get_all_verified, tier),
                 },
                 bench.rounds,
             )
@@ -156,6 +171,26 @@ def _bench_blocks(bench: RedisBench) -> dict[str, float]:
         "get_ratio": times["plain_get"] / times["get"],
         "verified_get_ratio": times["plain_get"] / times["verified_get"],
     }
+
+
+def _bench_loads(bench: RedisBench) -> dict[str, float]:
+    """Load as an engine does: all blocks under way at once, each verified, in memory of its own."""
+    blocks = _Blocks.of(bench.num_blocks, bench.block_bytes)
+    values = blocks.bare_values()
+    with _both(bench, blocks) as (_, bare), _store(bench, blocks.keys) as store:
+        try:
+            bare.set_all(values)
+            times = medians(
+                {
+                    "plain": partial(bare.get_all, values),
+                    "load": partial(load_all, store, blocks.keys),
+                },
+                bench.rounds,
+            )
+        finally:
+            bare.remove(list(values))
+    moved_gb = bench.num_blocks * bench.block_bytes / 1e9
+    return {"gb_s": moved_gb / times["load"], "ratio": times["plain"] / times["load"]}
 
 
 def _bench_residency(bench: RedisBench) -> dict[str, float]:
@@ -195,13 +230,16 @@ def _both(bench: RedisBench, blocks: _Blocks) -> Iterator[tuple[RedisBackend, Ba
             blocks.remove(backend)
 
 
+def _spec(bench: RedisBench, backend: RedisBackend) -> TierSpec:
+    config = TierConfig("redis", 2 * bench.num_blocks * backend.footprint(bench.block_bytes))
+    return TierSpec(config, backend, LeafFirstLRU(), whole_blocks_that_fit)
+
+
 @contextmanager
 def _store(bench: RedisBench, keys: Sequence[bytes]) -> Iterator[TieredStore]:
     """Open a store that knows of ``keys``, which others have put into the server."""
     arena = Arena(bench.num_blocks * slot_stride(bench.block_bytes))
-    backend = RedisBackend(bench.address)
-    config = TierConfig("redis", 2 * bench.num_blocks * backend.footprint(bench.block_bytes))
-    spec = TierSpec(config, backend, LeafFirstLRU(), whole_blocks_that_fit)
+    spec = _spec(bench, RedisBackend(bench.address))
     with closing(TieredStore([spec], arena)) as store:
         inquiry = store.inquire(keys, time.monotonic() + 60.0)
         if inquiry is None or not inquiry.wait(60.0):

@@ -41,10 +41,11 @@ def test_bench_tiers_reports_every_tier_against_the_plain_way(tmp_path: Path) ->
 def test_bench_tiers_reports_redis_against_a_bare_socket(tmp_path: Path, block_bytes: str) -> None:
     file = tmp_path / "report.json"
     report = report_of(file, "tiers", "--tier", "redis", "--block-bytes", block_bytes, "--rounds", "1")
-    assert set(report) == {"redis", "residency"}
+    assert set(report) == {"redis", "loads", "residency"}
     assert set(report["redis"]) == TIER_KEYS
     wanted = {"us_per_2048_tokens", "first_us_per_2048_tokens", "ratio_to_bare_pipeline"}
     assert set(report["residency"]) == wanted
+    assert set(report["loads"]) == {"gb_s", "ratio"}
     assert all(figure > 0 for part in report.values() for figure in part.values())
 
 

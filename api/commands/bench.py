@@ -1,7 +1,8 @@
-"""``prefixd bench engine`` and ``prefixd bench tiers``."""
+"""``prefixd bench``: the engine, the tiers, and the choice between loading and computing."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -105,4 +106,40 @@ def bench_engine(
         own = settings.model_copy(update={"disk_path": folder, "redis_url": None})
         figures = run_stages(EngineBench(serving_config(own), rounds).stages())
     report = {key: value for part in figures.values() for key, value in part.items()}
+    write_report(report, json_file)
+
+
+@bench.command("reload")
+@takes_settings
+def bench_reload(
+    settings: Settings,
+    json_file: Annotated[Path | None, _JSON] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only 512 tokens, in under a minute.")] = False,
+    plans: Annotated[
+        bool, typer.Option("--plans", help="Print what was planned for each run of measured costs.")
+    ] = False,
+) -> None:
+    """Measure the choice between loading and computing against fixed rules and the best fixed split.
+
+    Prompts are stored on a disk tier, in a new folder below --disk-path, whose line is throttled to multiples
+    of break-even, made to stall or to slow down; the policies take turns. Ends by saying which marks are met.
+    Takes up to 45 minutes with a small model on two cores.
+
+    For example:
+
+        prefixd bench reload --model ~/models/SmolLM2-135M-Instruct --json reload.json
+
+        prefixd bench reload --model ~/models/SmolLM2-135M-Instruct --quick --plans
+    """
+    from rich.console import Console
+
+    from api.bench.reload import ReloadBench
+    from api.bench.report import check_report_file, folder_below, write_report
+    from api.serving_config import serving_config
+
+    check_report_file(json_file)
+    with folder_below(settings.disk_path, "disk_path") as folder:
+        config = serving_config(settings)
+        console = Console(stderr=True, width=None if sys.stderr.isatty() else 110)
+        report = ReloadBench(config, folder, console, is_quick=quick, is_told=plans).run()
     write_report(report, json_file)

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from api.commands.bench import bench
 from api.commands.demo import demo
 from api.commands.doctor import doctor
+from api.commands.explain import explain
 from api.commands.generate import generate
 from api.commands.plan import plan
 from api.commands.serve import serve
@@ -49,6 +50,7 @@ def build_cli() -> typer.Typer:
     cli.command("demo")(demo)
     cli.add_typer(bench, name="bench")
     cli.command("plan")(plan)
+    cli.command("explain")(explain)
     cli.command("doctor")(doctor)
     cli.command("version")(show_version)
     return cli

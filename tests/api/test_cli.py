@@ -15,7 +15,7 @@ from api.settings_sources import flag_name
 from prefixd import ROOMS, complaint, hidden_rooms
 from tests.valkey import Valkey
 
-COMMANDS = ("serve", "generate", "demo", "plan", "doctor", "version")
+COMMANDS = ("serve", "generate", "demo", "plan", "explain", "doctor", "version")
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -106,7 +106,8 @@ def test_help_does_not_wait_for_what_computes() -> None:
 def test_generate_writes_text_and_says_where_its_tokens_came_from(model_folder: Path, tmp_path: Path) -> None:
     flags = ("--model", str(model_folder), "--disk-path", str(tmp_path / "blocks"), "--device-bytes", "4MiB")
     prompt = "the cat sat on the mat and the dog sat on the cat. " * 2
-    command = ("generate", *flags, "--prompt", prompt, "--max-tokens", "5")
+    options = ("--max-tokens", "5", "--reload-policy", "always-load")
+    command = ("generate", *flags, "--prompt", prompt, *options)
     first, second = run(*command), run(*command)
     assert (first.exit_code, second.exit_code) == (0, 0), first.stderr
     assert first.stdout == second.stdout

@@ -1,0 +1,1 @@
+"""``prefixd explain``: asks a running server why."""

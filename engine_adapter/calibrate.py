@@ -33,8 +33,12 @@ def measure_steps(
 ) -> None:
     """Time steps of several kinds on blocks of ``pool``, each twice; ends soon after two seconds.
 
-    The first of each kind only warms up: memory is allocated and kernels are chosen in it.
+    The first of each kind only warms up: memory is allocated and kernels are chosen in it. The very
+    first may take longer than all others, since weights are read from the disk in it, and is not counted.
     """
+    if blocks := pool.allocate(1):
+        runner.forward([Chunk([0], 0, blocks, needs_logits=True)])
+        pool.release(blocks)
     ends_s = clock.monotonic_s() + _STEPS_BUDGET_S
     step = pool.shape.block_tokens
     for wished_tokens, wished_start in _STEPS:

@@ -15,6 +15,7 @@ _EXTRAS = {
     "service": ("click", "fastapi", "httpx", "prometheus_client", "pydantic", "rich", "typer", "uvicorn"),
     "engine": ("accelerate", "gguf", "safetensors", "tokenizers", "torch", "transformers"),
     "plot": ("matplotlib",),
+    "redis": ("hiredis", "redis", "zstandard"),
 }
 
 

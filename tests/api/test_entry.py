@@ -19,6 +19,7 @@ main()
         ("typer", ["version"], "service"),
         ("uvicorn", ["serve", "--model", "folder"], "service"),
         ("torch", ["serve", "--model", "folder", "--port", "0"], "engine"),
+        ("redis", ["bench", "tiers", "--tier", "redis"], "redis"),
         ("gguf", ["version"], None),
     ],
 )

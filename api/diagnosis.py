@@ -14,6 +14,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from api.commands.version import installed_version
+from api.folders import cost_folder
+from api.plan.amounts import show_rate, show_seconds
 from api.quantities import format_bytes
 from api.serving_config import redis_address
 from api.settings import Settings
@@ -21,9 +23,13 @@ from api.settings_sources import check_budgets
 from backends.builtin import redis_backend
 from backends.builtin import register_builtin as register_backends
 from backends.disk_frames import allows_direct_io
+from engine_adapter.cost_file import costs_of_this_machine
+from engine_adapter.engine.costs import KnownCosts
 from kvstore.errors import ConfigError, PluginError
 from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin as register_policies
+from policies.cost_model import Work
+from policies.steps import StepCosts
 from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
@@ -48,7 +54,7 @@ class Finding:
 
 def diagnose(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a server would meet them."""
-    checks = (_python, _packages, _rooms, _device, _memory, _model, _disk, _redis, _plugins)
+    checks = (_python, _packages, _rooms, _device, _memory, _model, _disk, _redis, _plugins, _costs)
     return [finding for check in checks for finding in check(settings)]
 
 
@@ -185,3 +191,23 @@ def _plugins(settings: Settings) -> Iterator[Finding]:
         if name not in registry.names(kind):
             known = ", ".join(registry.names(kind))
             yield Finding("plugins", Level.BAD, f"{kind.value} {name!r} is not known; there are: {known}")
+
+
+def _costs(_: Settings) -> Iterator[Finding]:
+    kept = costs_of_this_machine(cost_folder())
+    for about, known in kept:
+        yield Finding("costs", Level.GOOD, f"{about}: {_told(known)}")
+    if not kept:
+        yield Finding("costs", Level.GOOD, "none known yet; a server measures when it starts, and keeps them")
+
+
+def _told(known: KnownCosts) -> str:
+    """Return what is known of a model's steps and each tier's loads."""
+    compute = StepCosts(known.steps).cost()
+    tokens = max((step.work.tokens for step in known.steps), default=0)
+    parts = []
+    if compute is not None and tokens:
+        parts.append(f"computes {tokens / compute.of(Work.prefill(0, tokens)):.0f} tokens/s")
+    for tier, line in known.lines.items():
+        parts.append(f"{tier} {show_seconds(line.latency_s)}, then {show_rate(line.bytes_per_s)}")
+    return "; ".join(parts) or "nothing"

@@ -9,3 +9,8 @@ from pathlib import Path
 def cache_folder() -> Path:
     """Return ``prefixd`` in the user's cache folder, where the XDG convention places it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "prefixd"
+
+
+def cost_folder() -> Path:
+    """Return where servers keep what steps and loads were found to cost."""
+    return cache_folder() / "costs"

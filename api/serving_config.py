@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.folders import cache_folder
+from api.folders import cache_folder, cost_folder
 from api.settings import Settings
 from backends.redis_address import RedisAddress
 from engine_adapter.serving_config import ServingConfig, TierSetup
@@ -28,7 +28,7 @@ def serving_config(settings: Settings) -> ServingConfig:
         load_deadline_s=settings.load_deadline_s,
         mode=settings.mode,
         verify_share=settings.verify_share,
-        cost_folder=cache_folder() / "costs",
+        cost_folder=cost_folder(),
         max_batched_tokens=settings.max_batched_tokens,
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
@@ -17,28 +18,31 @@ from policies.steps import Step
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
+_MOST_FILES = 64
+_ABOUT = ("about", "machine")
 
 
 class CostFile:
-    """One JSON file in ``folder`` for each thing that costs depend on, given as ``facts``."""
+    """One JSON file in ``folder`` for each thing that costs depend on, given as ``facts``.
 
-    def __init__(self, folder: Path, *facts: str) -> None:
-        identity = "\n".join((platform.node(), platform.machine(), str(os.cpu_count()), *facts))
+    ``about`` tells people what it is about.
+    """
+
+    def __init__(self, folder: Path, *facts: str, about: str = "") -> None:
+        identity = "\n".join((*_machine(), *facts))
+        self._about = about
         self._path = folder / f"{blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
 
     def read(self) -> KnownCosts:
         """Return what is kept; nothing when there is no file, or one that is of no use."""
-        try:
-            if self._path.stat().st_size > _MOST_BYTES:
-                return KnownCosts()
-            return _parse(json.loads(self._path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return KnownCosts()
+        return _read(self._path)[1]
 
     def write(self, known: KnownCosts) -> None:
         """Keep ``known``, in one step. What cannot be written is measured anew at the next start."""
         facts = {
             "version": _VERSION,
+            "about": self._about,
+            "machine": _machine_digest(),
             "steps": [{**asdict(step.work), "took_s": step.took_s} for step in known.steps],
             "lines": {tier: asdict(state) for tier, state in known.lines.items()},
         }
@@ -49,6 +53,36 @@ class CostFile:
             temporary.replace(self._path)
         except OSError:
             temporary.unlink(missing_ok=True)
+
+
+def costs_of_this_machine(folder: Path) -> list[tuple[str, KnownCosts]]:
+    """Return what is kept in ``folder`` for this machine, the newest first, each with what it is about."""
+    with suppress(OSError):
+        paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        kept = [_read(path) for path in paths[:_MOST_FILES]]
+        ours = _machine_digest()
+        return [(about["about"], known) for about, known in kept if about.get("machine") == ours]
+    return []
+
+
+def _machine() -> tuple[str, str, str]:
+    return platform.node(), platform.machine(), str(os.cpu_count())
+
+
+def _machine_digest() -> str:
+    return blake2b("\n".join(_machine()).encode(), digest_size=12).hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, str], KnownCosts]:
+    """Return what a file is about (nothing where it is not said), and what it keeps."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return {}, KnownCosts()
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        about = {name: facts[name] for name in _ABOUT if isinstance(facts.get(name), str)}
+        return about if len(about) == len(_ABOUT) else {}, _parse(facts)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}, KnownCosts()
 
 
 def _parse(facts: dict[str, Any]) -> KnownCosts:

@@ -123,6 +123,24 @@ def test_doctor_finds_all_well_for_a_sound_model(model_folder: Path, tmp_path: P
         assert f" {subject} " in result.output
 
 
+def test_doctor_shows_the_costs_that_are_known_for_this_machine(model_folder: Path, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    flags = ("--model", str(model_folder), "--disk-path", str(tmp_path / "blocks"), "--device-bytes", "4MiB")
+
+    def lines() -> list[str]:
+        shown = run("doctor", *flags, **cache).output.splitlines()
+        return [line for line in shown if line.split()[1] == "costs"]
+
+    assert [line.split("costs")[1].strip() for line in lines()] == [
+        "none known yet; a server measures when it starts, and keeps them"
+    ]
+    assert run("generate", *flags, "--prompt", "the cat", "--max-tokens", "1", **cache).exit_code == 0
+    (known,) = lines()
+    assert "tiny-llama on cpu, up to 512 tokens a step: computes " in known
+    assert " tokens/s; disk " in known
+    assert known.endswith("/s")
+
+
 def test_doctor_names_each_thing_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run(

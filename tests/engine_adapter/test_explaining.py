@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,14 +15,18 @@ from engine_adapter.engine.accounts import Account
 from engine_adapter.engine.misses import Difference
 from engine_adapter.engine.request import CacheUse, Mode
 from kvstore.absences import Cause
+from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.errors import EngineClosedError, PromptTooLongError, RequestError
 from kvstore.keys import chain_keys
+from kvstore.leases import Hit
 from kvstore.namespace import Namespace, canonical_json
 from kvstore.store import TieredStore
+from kvstore.tier import TierSpec
 from policies.planning import Choice
 from policies.reload import AlwaysCompute, Measured
-from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, eventually, greedy, prompt_of
+from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, eventually, greedy, prompt_of, tier
+from tests.kvstore.conftest import SharedDict
 
 PROMPT = prompt_of(100, 1)  # 12 blocks of 8 tokens, and 4 tokens more
 NOBODY = "block 1, from token 0 on, was stored by nobody, as far back as is known"
@@ -263,6 +270,41 @@ def test_another_block_size_is_found_out(make_rig: MakeRig) -> None:
     miss = rig.engine.explain(PROMPT).miss
     assert miss is not None
     assert miss.differences == (Difference("block_tokens", "8", "16"),)
+
+
+def over(medium: SharedDict) -> Callable[[Arena], list[TierSpec]]:
+    return lambda _arena: [tier(medium, "shared")]
+
+
+def test_a_shared_medium_is_asked_what_others_have_stored(make_rig: MakeRig) -> None:
+    medium = SharedDict()
+    first = make_rig(tiers=over(medium))
+    warm(first)
+    store_under(first.store, other_namespace(first, kv_dtype="bfloat16"), prompt_of(50, 3))
+    assert first.store.flush(10)
+    second = make_rig(tiers=over(medium))
+    explained = second.engine.explain(PROMPT)
+    assert (set(explained.tiers), explained.miss) == ({"shared"}, None)
+    miss = second.engine.explain(prompt_of(50, 3)).miss
+    assert miss is not None
+    assert [one.field for one in miss.differences] == ["kv_dtype"]
+
+
+def test_what_turns_out_to_be_there_is_missing_no_more_and_what_was_computed_since_still_is(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig()
+    keys = rig.keys(PROMPT)
+    sequence: Any = SimpleNamespace(miss=None)
+
+    def missing_after(*tiers: str | None) -> int:
+        hit = Hit(keys, (*tiers, *[None] * (12 - len(tiers))), [], 0.0, lambda _: None)
+        rig.on_engine_thread(lambda: rig.engine._accounts.looked_up(sequence, hit))
+        return int(sequence.miss.index)
+
+    assert missing_after() == 0
+    assert missing_after("disk", "disk", "disk", "disk") == 4
+    assert missing_after("disk", "disk", "disk", "disk", "device", "device") == 4
 
 
 def test_case_19_another_tenants_namespace_is_never_named(make_rig: MakeRig) -> None:

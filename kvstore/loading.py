@@ -91,17 +91,19 @@ class Load:
     def finish(self, make_shared: Callable[[int], SharedBytes] | None) -> None:
         """Note that the transfer has reported: ``make_shared(number of readers)``; ``None``: a miss.
 
-        With no reader left ``make_shared`` is called with 1 and its bytes go back at once.
+        With no reader left ``make_shared`` is called with 1 and its bytes go back at once; so they do
+        when the transfer has reported before.
         """
         with self._lock:
-            waiting = list(self._tickets)
-            if make_shared is not None:
-                self._shared = make_shared(max(1, len(waiting)))
-            self._is_finished = True
+            waiting = [] if self._is_finished else list(self._tickets)
+            shared = None if make_shared is None else make_shared(max(1, len(waiting)))
+            if not self._is_finished:
+                self._shared = shared
+                self._is_finished = True
             if self._awaited is not None:
                 self._awaited.set()
-        if self._shared is not None and not waiting:
-            self._shared.release()
+        if shared is not None and not waiting:
+            shared.release()
         for ticket in waiting:
             ticket.notify()
 

@@ -69,7 +69,7 @@ class Ownership:
         self._wanted: list[int] = []
         self._probes: list[int] = []
         self._flights: dict[int, _Flight] = {}
-        self._failed: set[int] = set()
+        self._barred: set[int] = set()  # a load has failed, or computing has begun
         self.num_taken_over = 0
 
     def offer(self, hit: Hit) -> None:
@@ -80,7 +80,7 @@ class Ownership:
         for index, tier in enumerate(hit.tiers):
             if index in self._flights:
                 continue
-            is_open = self._owners[index] is not Owner.READY and index not in self._failed
+            is_open = self._owners[index] is not Owner.READY and index not in self._barred
             self._sources[index] = tier if is_open and tier != DEVICE else None
             if self._sources[index] is None:
                 self._leave_to_computing(index)
@@ -198,6 +198,7 @@ class Ownership:
         for index in range(first, min(end, len(self._owners))):
             self._abandon(index)
             self._leave_to_computing(index)
+            self._barred.add(index)
 
     def close(self) -> None:
         """Give up all loads and the lease; blocks not ready go over to computing. Idempotent."""
@@ -236,7 +237,7 @@ class Ownership:
 
     def _fail(self, index: int) -> None:
         """Leave a block that cannot be loaded to computing, for good."""
-        self._failed.add(index)
+        self._barred.add(index)
         if self._leave_to_computing(index):
             self.num_taken_over += 1
 

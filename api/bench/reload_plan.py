@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 NAMED_ARMS = ("measured", "always-load", "always-compute", "static", "timeout")
@@ -22,6 +22,7 @@ _DEAR = 2.5
 """An arm that many times slower than computing is hopeless, and need not be run as often."""
 _DEAR_EVERY = 3
 _SHARE_STEP = 0.1
+_PAPER_STEPS = 64
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 24
 _BATCHES_PER_ROUND = 4
 
@@ -55,11 +56,16 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was measured before planning: computing each prompt, and the unthrottled rate over break-even."""
+    """What was measured before planning: computing each prompt, and the unthrottled rate over break-even.
+
+    Loads are given up after ``deadline_s``. Fixed splits are ``steps`` away from the one that is best on
+    paper.
+    """
 
     compute_s: Mapping[int, float]
     unthrottled: Mapping[int, float]
     deadline_s: float
+    steps: tuple[int, ...] = (-1, 0, 1)
 
 
 QUICK_CELLS = (
@@ -90,25 +96,23 @@ def rate_of(cell: Cell, known: Known) -> float:
 
 
 def best_share(cell: Cell, known: Known) -> float:
-    """Return the share of the blocks to compute so that computing and loading end together."""
-    rate = rate_of(cell, known)
-    latency = cell.latency_s / (known.compute_s[cell.prompt_tokens] * cell.concurrency)
-    return min(1.0, (latency + 1 / rate) / (1 + 1 / rate))
+    """Return the share of the blocks to compute that is best on paper, trouble included."""
+    shares = [step / _PAPER_STEPS for step in range(_PAPER_STEPS + 1)]
+    return min(shares, key=lambda share: _split_s(cell, share, known))
 
 
 def arms_of(cell: Cell, known: Known) -> list[Arm]:
     """Return the arms of a cell: the policies by name, and fixed splits around the best on paper."""
     best = best_share(cell, known)
-    shares = {round(best + step * _SHARE_STEP, 3) for step in (-1, 0, 1)}
-    if cell.trouble is not Trouble.NONE:
-        shares |= {round(1 - trouble_share(cell, known), 3)}
-    fixed = [Arm(f"computes {share:.1%}", share) for share in sorted(shares) if 0 < share < 1]
-    return [*(Arm(name) for name in NAMED_ARMS), *fixed]
+    shares = sorted({round(best + step * _SHARE_STEP, 3) for step in known.steps})
+    fixed = [Arm(f"computes {share:.1%}", share) for share in shares if 0 < share < 1]
+    useful = [arm for arm in fixed if not is_dear(cell, arm, known)]
+    return [*(Arm(name) for name in NAMED_ARMS), *useful]
 
 
 def trouble_share(cell: Cell, known: Known) -> float:
     """Return the share of the prompt's blocks that arrive before the tier gets into trouble."""
-    return (1 - best_share(cell, known)) / 2
+    return (1 - best_share(replace(cell, trouble=Trouble.NONE), known)) / 2
 
 
 def predicted_s(cell: Cell, arm: Arm, known: Known) -> float:
@@ -126,8 +130,6 @@ def predicted_s(cell: Cell, arm: Arm, known: Known) -> float:
         case "timeout":
             return min(loads_all, _TIMEOUT_S + compute_s * cell.concurrency)
     share = best_share(cell, known) if arm.computed_share is None else arm.computed_share
-    if arm.computed_share is None and cell.trouble is not Trouble.NONE:
-        share = 1 - trouble_share(cell, known)
     return _split_s(cell, share, known)
 
 

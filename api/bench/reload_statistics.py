@@ -1,4 +1,4 @@
-"""What the samples of ``prefixd bench reload`` say: means, intervals, the best fixed split; pure functions."""
+"""What the samples of ``prefixd bench reload`` say: means, intervals, the best fixed split. All pure."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ _CLUMP_SHARE = 0.1
 _CLUMP_S = 1e-4
 _OVERDUE = 2
 _PATIENCE_BLOCKS = 3
+_MOST_LEFT_BEHIND_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ class Line:
         self._burst_bytes = 0
         self._num_gaps = 0
         self._asked: dict[object, tuple[float, int]] = {}
+        self._busy_until_s = -math.inf
+        self._given_up_s = -math.inf
         self.bytes_on_way = 0
         """Bytes asked for that have neither arrived nor been given up."""
         self._learnt_s = -math.inf
@@ -120,11 +123,15 @@ class Line:
 
     def given_up(self, token: object, now_s: float) -> None:
         """Note that a load was given up. One that is overdue tells that the line is slower than thought."""
+        cost = self.cost(now_s)
         asked_s, nbytes = self._asked.pop(token, (now_s, 0))
         self.bytes_on_way -= nbytes
         state = self.state
-        if not nbytes or state is None:
+        if not nbytes or state is None or cost is None:
             return
+        # What was begun comes all the same, and others wait behind it.
+        self._busy_until_s = max(self._busy_until_s, now_s + min(cost.queue_s, _MOST_LEFT_BEHIND_S))
+        self._given_up_s = now_s
         waited_s = now_s - max(asked_s + state.latency_s, self._last_arrival_s)
         if waited_s > state.latency_s + _OVERDUE * nbytes / state.bytes_per_s:
             self._rate.add(nbytes / waited_s, now_s)
@@ -140,13 +147,14 @@ class Line:
         state = self.state
         if state is None:
             return None
+        busy_s = max(0.0, self._busy_until_s - now_s)
         if not self._asked:
-            return LoadCost(state.latency_s, state.bytes_per_s)
+            return LoadCost(state.latency_s, state.bytes_per_s, busy_s)
         first_asked_s, first_bytes = next(iter(self._asked.values()))
         last_asked_s, _ = next(reversed(self._asked.values()))
         due_s = first_asked_s + state.latency_s
         rate = min(state.bytes_per_s, self._most_bytes_per_s(due_s, first_bytes, now_s))
-        queue_s = max(0.0, due_s - now_s) + self.bytes_on_way / rate
+        queue_s = max(busy_s, due_s - now_s, 0.0) + self.bytes_on_way / rate
         return LoadCost(max(0.0, last_asked_s + state.latency_s - now_s), rate, queue_s)
 
     def _most_bytes_per_s(self, due_s: float, next_bytes: int, now_s: float) -> float:
@@ -183,6 +191,8 @@ class Line:
             if arrival.asked_s >= self._last_arrival_s:
                 self._take_latency(arrival)
             self._start_burst(arrival.arrived_s)
+        if arrival.asked_s > self._given_up_s:
+            self._busy_until_s = min(self._busy_until_s, arrival.arrived_s)
         self._last_arrival_s = max(self._last_arrival_s, arrival.arrived_s)
         self._learnt_s = max(self._learnt_s, arrival.arrived_s)
 

@@ -22,7 +22,7 @@ HOST = "host"
 """The tier in our own memory."""
 
 _MIN_STAGING_BYTES = 64 << 20
-_STAGED_BLOCKS = MOST_BLOCKS_ON_WAY + 32
+_STORED_MEANWHILE = 32
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     """Return the store over all tiers that can be opened. Blocks for a second to measure new ones."""
     block_bytes = model.kv_shape.block_bytes
     host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
-    staging_bytes = max(_MIN_STAGING_BYTES, _STAGED_BLOCKS * slot_stride(block_bytes))
+    num_loaded_from = sum(setup.name != HOST for setup in config.tiers)
+    num_staged = _STORED_MEANWHILE + num_loaded_from * MOST_BLOCKS_ON_WAY
+    staging_bytes = max(_MIN_STAGING_BYTES, num_staged * slot_stride(block_bytes))
     lock_pages = cuda_page_locker() if model.device.type == "cuda" else None
     arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages)
     specs, degraded = [], dict[str, str]()

@@ -36,6 +36,7 @@ from engine_adapter.serving_config import ServingConfig
 _FULL_S = 40 * 60
 _QUICK_S = 52
 _QUICK_DEADLINE_S = 5.0
+_QUICK_MOST_ROUNDS = 6
 _QUICK_STEPS, _STEPS = (0,), (-1, 0, 1)
 
 
@@ -59,7 +60,10 @@ class ReloadBench:
         with running(config, self.folder) as runner:
             known = self._known(runner, cells, config.load_deadline_s)
             budget_s = (_QUICK_S if self.is_quick else _FULL_S) - (time.monotonic() - began_s)
-            rounds = rounds_of(cells, known, budget_s, 0 if self.is_quick else LEAST_REQUESTS)
+            if self.is_quick:
+                rounds = rounds_of(cells, known, budget_s, most_rounds=_QUICK_MOST_ROUNDS)
+            else:
+                rounds = rounds_of(cells, known, budget_s, LEAST_REQUESTS)
             for line in plan_lines(rounds, known):
                 self.console.print(line, highlight=False)
             findings = self._measure(runner, rounds, known)

@@ -150,14 +150,20 @@ def round_s(cell: Cell, known: Known) -> float:
     return sum(spent_s) + warming_s
 
 
-def rounds_of(cells: Sequence[Cell], known: Known, budget_s: float, least_requests: int) -> dict[Cell, int]:
+def rounds_of(
+    cells: Sequence[Cell],
+    known: Known,
+    budget_s: float,
+    least_requests: int = 0,
+    most_rounds: int = _MOST_ROUNDS,
+) -> dict[Cell, int]:
     """Return how many rounds each cell gets: an even number, the most that fit in ``budget_s``.
 
     Batches count for each of their requests and get fewer. ``least_requests`` are made in all even if
     that takes longer.
     """
     best = _with_rounds(cells, _LEAST_ROUNDS)
-    for rounds in range(_LEAST_ROUNDS, _MOST_ROUNDS + 1, 2):
+    for rounds in range(_LEAST_ROUNDS, most_rounds + 1, 2):
         plan = _with_rounds(cells, rounds)
         fits = sum(num * round_s(cell, known) for cell, num in plan.items()) <= budget_s
         if fits or num_requests(best) < least_requests:

@@ -109,6 +109,7 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         clock: Clock | None = None,
         model: LoadedModel = tiny_model,
         policy: ReloadPolicy | None = None,
+        make_costs: Callable[[int, str | None], CostBook] = CostBook,
         host_blocks: int = 256,
         **limits: Any,
     ) -> Rig:
@@ -116,7 +117,7 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * SLOT_BYTES)]
         clock = clock or Clock()
         memory_tier = next((spec.config.name for spec in specs if spec.config.name == "host"), None)
-        costs = CostBook(model.kv_shape.block_bytes, memory_tier)
+        costs = make_costs(model.kv_shape.block_bytes, memory_tier)
         store = TieredStore(
             specs, arena, StoreConfig(audit_share=1.0), clock, on_transfer=costs.note_transfer
         )

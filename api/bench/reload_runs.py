@@ -54,14 +54,22 @@ class Runner:
         self._dice = random.Random(2026)  # noqa: S311  not a secret
         self._prompts: dict[int, list[list[int]]] = {}
         self._clean: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.tokenizer = serving.tokenizer
         self.block_bytes = serving.model_facts.kv_shape.block_bytes
         self.block_tokens = serving.model_facts.kv_shape.block_tokens
 
     def prepare(self, prompt_tokens: int, num: int) -> None:
-        """Make ``num`` prompts, answer each without any cache, and store it; the line is unthrottled."""
+        """Make ``num`` prompts of random tokens, and store them."""
         all_ids = range(self._serving.model_facts.vocab_size)
         ids = all_ids[_TOKEN_IDS] or all_ids
-        prompts = [self._dice.choices(ids, k=prompt_tokens) for _ in range(num)]
+        self.store([self._dice.choices(ids, k=prompt_tokens) for _ in range(num)])
+
+    def store(self, prompts: list[list[int]]) -> None:
+        """Answer prompts of one length without any cache, then store them; the line is unthrottled.
+
+        They are those of cells of that length. Raises ``ServerFailedError`` when they are not stored.
+        """
+        prompt_tokens = len(prompts[0])
         self._prompts[prompt_tokens] = prompts
         for prompt in prompts:
             (deltas, _), *_ = self._send([prompt], _TOKENS_IN_BATCH, CacheUse.OFF)
@@ -75,8 +83,11 @@ class Runner:
 
     def compute_s(self, prompt_tokens: int) -> float:
         """Return the TTFT of computing a prompt, the median of a few."""
-        cell = Cell(prompt_tokens, None, 0.0)
-        return median(self._run(cell, _COMPUTE, None).sample.ttft_s[0] for _ in range(_TIMED_RUNS))
+        return median(self.computed(prompt_tokens).sample.ttft_s[0] for _ in range(_TIMED_RUNS))
+
+    def computed(self, prompt_tokens: int) -> Outcome:
+        """Compute a prompt that is stored, once."""
+        return self._run(Cell(prompt_tokens, None, 0.0), _COMPUTE, None)
 
     def unthrottled_bytes_per_s(self, prompt_tokens: int) -> float:
         """Return how fast the medium itself gives a prompt, by the TTFT of loading it."""

@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from api.demo.both import NUM_STEPS as BOTH_STEPS
+from api.demo.both import Ways, shown, three_ways
 from api.demo.report import answers, next_commands, table
 from api.demo.scenario import NUM_STEPS, QUESTIONS, Row, faults, play
 from api.demo.server import end_of
@@ -22,16 +24,19 @@ _Advance = Callable[[str, float], None]
 def run_demo(console: Console | None = None) -> bool:
     """Play the demonstration and print its table. Returns whether it showed what it should.
 
-    Blocks for about a minute, and half a minute more when the model is converted first.
+    Blocks for a minute or two, and half a minute more when the model is converted first.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     started_s = time.monotonic()
     with TemporaryDirectory(prefix="prefixd-demo-") as workspace:
         log = Path(workspace, "server.log")
         model = _converted_model(console)
-        rows = _played(console, model, Path(workspace), log)
+        rows, ways = _played(console, model, Path(workspace), log)
         wrong = faults(rows)
+        if not ways.are_equal:
+            wrong.append("computed, loaded or both at once: the answer is not the clean run's")
         _show(console, rows, wrong, time.monotonic() - started_s)
+        console.print(f"{shown(ways)}\n", markup=False)
         if wrong:
             console.print(end_of(log), markup=False)
     if not wrong:
@@ -49,16 +54,17 @@ def _converted_model(console: Console) -> Path:
         )
 
 
-def _played(console: Console, model: Path, workspace: Path, log: Path) -> list[Row]:
+def _played(console: Console, model: Path, workspace: Path, log: Path) -> tuple[list[Row], Ways]:
     num_begun = 0
     with _progress(console) as advance:
 
         def step(text: str) -> None:
             nonlocal num_begun
-            advance(text, num_begun / NUM_STEPS)
+            advance(text, num_begun / (NUM_STEPS + BOTH_STEPS))
             num_begun += 1
 
-        return play(model, workspace, log, step)
+        rows = play(model, workspace, log, step)
+        return rows, three_ways(model, workspace, step)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from api.demo.both import Ways, shown
 from api.demo.client import Answer
 from api.demo.report import next_commands, table
 from api.demo.run import run_demo
@@ -48,6 +49,17 @@ def test_the_table_says_where_the_tokens_came_from_and_what_it_took() -> None:
     assert row.split()[2:] == ["2000", "16", "1000", "984", "·", "0.05", "3.00", "30", "yes"]
 
 
+def test_the_bars_are_as_long_as_their_seconds_over_one_axis() -> None:
+    ways = Ways(1024, 36e6, {"compute": 1.2, "load": 1.5, "both": 0.75}, "both at once: for a reason", True)
+    title, _, compute, load, both, marks, seconds, _, reason = shown(ways).splitlines()
+    assert title.endswith("1024 tokens on a tier throttled to break-even, 36 MB/s:")
+    assert [line.split()[0] for line in (compute, load, both)] == ["compute", "load", "both"]
+    assert [line.count("█") for line in (compute, load, both)] == [38, 48, 24]
+    assert [line.split()[-2:] for line in (compute, both)] == [["1.20", "s"], ["0.75", "s"]]
+    assert [load.rindex("█"), marks.rindex("┴"), seconds.index("1.50")] == [56, 57, 57]
+    assert reason == "both at once: for a reason"
+
+
 def test_the_first_command_to_try_next_is_for_the_users_own_model() -> None:
     first, *others = next_commands(Path("a model"))
     assert first == "prefixd serve --model /path/to/your/model"
@@ -81,4 +93,7 @@ def test_the_demo_shows_a_long_document_answered_from_every_tier(smollm2: Path) 
     assert (host >= 1500, computed < 100, disk) == (True, True, 0)
     assert restarted[0][4] >= 1800
     assert [row[2] >= 1800 for row in restarted] == [False, True, True]
+    bars = [line.split()[0] for line in out.getvalue().splitlines() if "█" in line]
+    assert bars == ["compute", "load", "both"]
+    assert "both at once: " in out.getvalue()
     assert out.getvalue().count(f"/{smollm2.name}") == 2

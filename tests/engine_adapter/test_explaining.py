@@ -85,7 +85,8 @@ def test_what_is_planned_and_not_served_is_expected_to_take_as_long_as_computing
     planned = last(rig).planned
     assert planned is not None
     assert (planned.mode, planned.is_served, planned.chosen) == (Mode.OBSERVE, False, "load")
-    assert planned.expected_s == planned.if_computed_s
+    assert replace(planned, if_computed_s=9.0).expected_s == 9.0
+    assert replace(planned, if_computed_s=9.0, is_served=True).expected_s == planned.predicted_s
 
 
 def test_a_plan_that_loads_nothing_is_counted_as_one_to_compute(make_rig: MakeRig) -> None:
@@ -204,6 +205,8 @@ def test_blocks_on_the_device_are_neither_loaded_nor_computed(make_rig: MakeRig)
     explained = rig.engine.explain(PROMPT)
     assert set(explained.tiers) == {"device"}
     assert set(explained.plan.choices) == {Choice.LOAD}
+    assert explained.chosen == "compute"
+    assert explained.loads == {}
     assert not explained.is_loaded(0)
 
 
@@ -260,6 +263,7 @@ def test_a_field_that_differs_is_named_with_both_values(make_rig: MakeRig) -> No
     miss = rig.engine.explain(PROMPT).miss
     assert miss is not None
     shown = {one.field: (one.here, one.there) for one in miss.differences}
+    assert list(shown) == ["lora", "model_config.rope_parameters.rope_theta"]
     assert shown["lora"] == ("none", "a" * 60 + "…")
     assert shown["model_config.rope_parameters.rope_theta"] == ("10000.0", "500000.0")
 

@@ -22,7 +22,7 @@ _LABEL_WIDTH = 9
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """TTFT in seconds by way, the rate of break-even, why both was chosen, and if answers are the clean run's."""
+    """TTFT in seconds by way, the rate of break-even, why both was chosen, and whether answers were clean."""
 
     prompt_tokens: int
     break_even_bytes_per_s: float

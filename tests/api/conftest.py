@@ -48,12 +48,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_settings(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Settings]:
-    """Return a maker of settings for small tiers in a folder of their own."""
+    """Return a maker of settings for small tiers in a folder of their own, from which all is loaded.
+
+    The model computes faster than anything loads, so that measured costs would load nothing.
+    """
 
     def make(**changes: object) -> Settings:
         small = {"model": model_folder, "device_bytes": "4MiB", "host_bytes": "16MiB", "disk_bytes": "32MiB"}
         disk_path = tmp_path_factory.mktemp("disk") / "blocks"
-        return Settings.model_validate({**small, "disk_path": disk_path, **changes})
+        own = {"disk_path": disk_path, "reload_policy": "always-load"}
+        return Settings.model_validate({**small, **own, **changes})
 
     return make
 

@@ -18,6 +18,8 @@ from policies.steps import Step
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
+# Of seconds, counts and rates alike; beyond these they are damage.
+_LEAST, _MOST = 1e-12, 1e18
 _MOST_FILES = 64
 _ABOUT = ("about", "machine")
 
@@ -52,7 +54,8 @@ class CostFile:
             temporary.write_text(json.dumps(facts, indent=1), encoding="utf-8")
             temporary.replace(self._path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
 
 def costs_of_this_machine(folder: Path) -> list[tuple[str, KnownCosts]]:
@@ -81,7 +84,7 @@ def _read(path: Path) -> tuple[dict[str, str], KnownCosts]:
         facts = json.loads(path.read_text(encoding="utf-8"))
         about = {name: facts[name] for name in _ABOUT if isinstance(facts.get(name), str)}
         return about if len(about) == len(_ABOUT) else {}, _parse(facts)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return {}, KnownCosts()
 
 
@@ -90,14 +93,26 @@ def _parse(facts: dict[str, Any]) -> KnownCosts:
         return KnownCosts()
     steps = tuple(
         Step(
-            Work(int(step["tokens"]), float(step["attended"]), int(step["decodes"]), int(step["context"])),
-            float(step["took_s"]),
+            Work(
+                int(_number(step["tokens"])),
+                _number(step["attended"]),
+                int(_number(step["decodes"])),
+                int(_number(step["context"])),
+            ),
+            _number(step["took_s"], _LEAST),
         )
         for step in facts["steps"]
     )
     lines = {
-        str(tier): LineState(float(state["latency_s"]), float(state["bytes_per_s"]))
+        str(tier): LineState(_number(state["latency_s"], _LEAST), _number(state["bytes_per_s"], _LEAST))
         for tier, state in facts["lines"].items()
     }
-    is_sound = all(line.latency_s > 0 and line.bytes_per_s > 0 for line in lines.values())
-    return KnownCosts(steps, lines) if is_sound else KnownCosts(steps)
+    return KnownCosts(steps, lines)
+
+
+def _number(value: Any, least: float = 0.0) -> float:
+    """Return ``value`` as a number to reckon with. Raises ``ValueError`` and what ``float`` raises."""
+    number = float(value)
+    if not least <= number <= _MOST:
+        raise ValueError(f"{number} is out of range")
+    return number

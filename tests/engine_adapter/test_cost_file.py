@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_adapter.cost_file import CostFile
+from engine_adapter.engine.costs import CostBook, KnownCosts
+from policies.cost_model import Work
+from policies.lines import LineState
+from policies.steps import Step
+
+KNOWN = KnownCosts(
+    (Step(Work.prefill(0, 512), 0.25), Step(Work(0, 0.0, 4, 900), 0.01)),
+    {"disk": LineState(0.001, 1e9), "redis": LineState(0.02, 1e8)},
+)
+NOTHING = KnownCosts()
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    CostFile(tmp_path / "costs", "model").write(KNOWN)
+    assert CostFile(tmp_path / "costs", "model").read() == KNOWN
+
+
+def test_writing_replaces_what_was_there_and_leaves_nothing_else(tmp_path: Path) -> None:
+    file = CostFile(tmp_path, "model")
+    file.write(NOTHING)
+    file.write(KNOWN)
+    assert file.read() == KNOWN
+    assert only_file(tmp_path).suffix == ".json"
+
+
+def test_without_a_file_nothing_is_known(tmp_path: Path) -> None:
+    assert CostFile(tmp_path / "nowhere", "model").read() == NOTHING
+
+
+def test_costs_of_another_model_device_or_machine_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CostFile(tmp_path, "model", "cpu").write(KNOWN)
+    assert CostFile(tmp_path, "other", "cpu").read() == NOTHING
+    assert CostFile(tmp_path, "model", "cuda").read() == NOTHING
+    monkeypatch.setattr(platform, "node", lambda: "another machine")
+    assert CostFile(tmp_path, "model", "cpu").read() == NOTHING
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "costs").write_text("a file, no folder")
+    file = CostFile(tmp_path / "costs", "model")
+    file.write(KNOWN)
+    assert file.read() == NOTHING
+
+
+def changed(**changes: Any) -> str:
+    step = {"tokens": 512, "attended": 1e5, "decodes": 0, "context": 0, "took_s": 0.25}
+    line = {"latency_s": 0.001, "bytes_per_s": 1e9}
+    step |= {name: value for name, value in changes.items() if name in step}
+    line |= {name: value for name, value in changes.items() if name in line}
+    return json.dumps({"version": changes.get("version", 1), "steps": [step], "lines": {"disk": line}})
+
+
+HOSTILE = {
+    "empty": "",
+    "no JSON": "{",
+    "a list": "[]",
+    "nothing in it": "{}",
+    "null": "null",
+    "not text": "\udcff",
+    "another version": changed(version=2),
+    "steps of words": changed(tokens="many"),
+    "a line of words": changed(latency_s="short"),
+    "a list for a number": changed(took_s=[1]),
+    "lines in a list": '{"version": 1, "steps": [], "lines": []}',
+    "a number for steps": '{"version": 1, "steps": 7, "lines": {}}',
+    "nested without end": "[" * 100_000,
+    "larger than any": json.dumps({"version": 1, "steps": [], "lines": {}}) + " " * 2**21,
+    "a rate of nothing": changed(bytes_per_s=0),
+    "a rate below nothing": changed(bytes_per_s=-1),
+    "an endless rate": changed(bytes_per_s=float("inf")),
+    "no number for a latency": changed(latency_s=float("nan")),
+    "an endless latency": changed(latency_s=float("inf")),
+    "a rate beyond numbers": changed(bytes_per_s=10**400),
+    "endless tokens": changed(tokens=float("inf")),
+    "tokens below nothing": changed(tokens=-512),
+    "no number of seconds": changed(took_s=float("nan")),
+    "endless seconds": changed(took_s=float("inf")),
+    "attended below nothing": changed(attended=-1.0),
+    "attended without number": changed(attended=float("nan")),
+    "context below nothing": changed(context=-5),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_file_of_no_use_is_read_as_nothing_known(tmp_path: Path, content: str) -> None:
+    file = CostFile(tmp_path, "model")
+    file.write(KNOWN)
+    only_file(tmp_path).write_text(content, encoding="utf-8", errors="surrogateescape")
+    assert file.read() == NOTHING
+
+
+def test_a_book_made_from_any_file_that_is_read_learns_on(tmp_path: Path) -> None:
+    file = CostFile(tmp_path, "model")
+    file.write(KNOWN)
+    only_file(tmp_path).write_text(changed(took_s=1e18, bytes_per_s=1e-12, latency_s=1e-12))
+    costs = CostBook(1000, known=file.read())
+    for _ in range(3):
+        costs.note_step(Work.prefill(0, 512), 0.25)
+    costs.asked("disk", "a", 1.0)
+    costs.given_up("disk", "a", 2.0)
+    assert costs.compute() is not None
+    assert costs.loads(3.0)["disk"].bytes_per_s > 0
+    assert costs.overdue_s("disk", 3.0) > 0

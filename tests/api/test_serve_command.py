@@ -60,9 +60,9 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]
     def start(*flags: str) -> Server:
         small = ("--device-bytes", "4MiB", "--host-bytes", "16MiB", "--disk-bytes", "32MiB", "--port", "0")
         # This model computes faster than anything loads.
+        loading = ("--reload-policy", "always-load")
         own = ("--model", str(model_folder), "--disk-path", str(tmp_path / "blocks"))
-        own += ("--reload-policy", "always-load")
-        servers.append(Server(*own, *small, *flags))
+        servers.append(Server(*own, *small, *loading, *flags))
         return servers[-1]
 
     yield start

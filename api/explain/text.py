@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from api.plan.amounts import show_rate, show_seconds
+from kvstore.tier import DEVICE
 
 _WIDTH = 88
 _CHOSEN = {
@@ -56,9 +57,12 @@ def _sentence(text: str) -> list[str]:
 
 def _alternatives(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each way to go, with the seconds to the first token from the moment of planning."""
-    yield f"chosen: {_CHOSEN[plan['chosen']]}", show_seconds(plan["predicted_ttft_s"])
-    yield "compute everything", show_seconds(plan["if_computed_s"])
-    yield "load all that can be loaded", show_seconds(plan["if_loaded_s"])
+    chosen = plan["chosen"]
+    yield f"chosen: {_CHOSEN[chosen]}", show_seconds(plan["predicted_ttft_s"])
+    if chosen != "compute":
+        yield _CHOSEN["compute"], show_seconds(plan["if_computed_s"])
+    if chosen != "load" and plan["tokens_by_tier"].keys() - {DEVICE}:
+        yield _CHOSEN["load"], show_seconds(plan["if_loaded_s"])
     if plan.get("actual_s") is not None:
         yield "measured", show_seconds(plan["actual_s"])
 

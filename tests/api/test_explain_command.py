@@ -76,7 +76,7 @@ def test_the_last_request_is_explained(url: str, serving: Serving) -> None:
     assert "request 1, ended " in loaded
     assert "mode serve, policy always-load" in loaded
     assert "every block that a tier has is loaded" in loaded
-    for row in ("chosen: load all", "compute everything", "load all that can", "measured"):
+    for row in ("chosen: load all", "compute everything", "measured"):
         line = next(line for line in loaded.splitlines() if line.strip().startswith(row))
         assert line.endswith("s"), line
     assert " host" in loaded
@@ -207,6 +207,30 @@ def test_an_account_shows_the_alternatives_and_what_was_missing() -> None:
         "first token:      700 ms after submission",
         "first miss: block 124, from token 1968 on, was evicted to make room (tier disk)",
     ]
+
+
+def rows_of(plan: dict[str, Any]) -> list[str]:
+    figures = {"policy": "p", "predicted_ttft_s": 1.0, "if_computed_s": 2.0, "if_loaded_s": 3.0}
+    explained = {
+        "mode": "serve", "prompt_tokens": 40, "block_tokens": 16, "reason": "so", "blocks": [], "costs": {},
+        "miss": None, "plan": {**figures, **plan},
+    }  # fmt: skip
+    return [
+        " ".join(line.split()) for line in explanation_text(explained).splitlines() if line.endswith(" s")
+    ]
+
+
+def test_alternatives_are_shown_once_and_only_where_they_are_any() -> None:
+    computed, loaded = "compute everything", "load all that can be loaded"
+    assert rows_of({"chosen": "load", "tokens_by_tier": {"disk": 16}}) == [
+        f"chosen: {loaded} 1 s",
+        f"{computed} 2 s",
+    ]
+    assert rows_of({"chosen": "compute", "tokens_by_tier": {"disk": 16}}) == [
+        f"chosen: {computed} 1 s",
+        f"{loaded} 3 s",
+    ]
+    assert len(rows_of({"chosen": "compute", "tokens_by_tier": {"device": 16}})) == 1
 
 
 def test_an_explanation_shows_where_blocks_are_and_what_loads_cost() -> None:

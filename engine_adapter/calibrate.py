@@ -98,14 +98,15 @@ def measure_tiers(
 
 
 def _measure(backend: Backend, arena: Arena, block_bytes: int, arrived: list[Arrival], clock: Clock) -> None:
-    """Measure one block alone, then, if that was quick, several at once."""
+    """Measure one block alone; if that was quick, several at once, and one more, which ends their row."""
     ends_s = clock.monotonic_s() + _TIERS_BUDGET_S
     with suppress(Exception):  # a medium that fails here fails again when it is used, and is told then
         began_s = clock.monotonic_s()
         arrived += _round(backend, arena, block_bytes, 1, clock)
-        num = int((ends_s - clock.monotonic_s()) / max(1e-3, clock.monotonic_s() - began_s))
+        num = int((ends_s - clock.monotonic_s()) / max(1e-3, clock.monotonic_s() - began_s)) - 1
         if num > _NUM_READERS:
             arrived += _round(backend, arena, block_bytes, min(num, _MOST_BLOCKS), clock)
+            arrived += _round(backend, arena, block_bytes, 1, clock)
 
 
 def _round(backend: Backend, arena: Arena, block_bytes: int, num: int, clock: Clock) -> list[Arrival]:

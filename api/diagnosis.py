@@ -193,8 +193,8 @@ def _plugins(settings: Settings) -> Iterator[Finding]:
             yield Finding("plugins", Level.BAD, f"{kind.value} {name!r} is not known; there are: {known}")
 
 
-def _costs(_: Settings) -> Iterator[Finding]:
-    kept = costs_of_this_machine(cost_folder())
+def _costs(settings: Settings) -> Iterator[Finding]:
+    kept = costs_of_this_machine(cost_folder(settings.cache_path))
     for about, known in kept:
         yield Finding("costs", Level.GOOD, f"{about}: {_told(known)}")
     if not kept:

@@ -11,6 +11,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "prefixd"
 
 
-def cost_folder() -> Path:
+def cost_folder(cache: Path) -> Path:
     """Return where servers keep what steps and loads were found to cost."""
-    return cache_folder() / "costs"
+    return cache / "costs"

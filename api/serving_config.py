@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.folders import cache_folder, cost_folder
+from api.folders import cost_folder
 from api.settings import Settings
 from backends.redis_address import RedisAddress
 from engine_adapter.serving_config import ServingConfig, TierSetup
@@ -15,7 +15,7 @@ def serving_config(settings: Settings) -> ServingConfig:
         raise ConfigError("model", "none is named; give its folder with --model DIR or PREFIXD_MODEL")
     return ServingConfig(
         model=settings.model,
-        weight_digests=cache_folder() / "weight_digests.json",
+        weight_digests=settings.cache_path / "weight_digests.json",
         device=settings.device,
         compute_dtype=settings.compute_dtype,
         kv_dtype=settings.kv_dtype,
@@ -28,7 +28,7 @@ def serving_config(settings: Settings) -> ServingConfig:
         load_deadline_s=settings.load_deadline_s,
         mode=settings.mode,
         verify_share=settings.verify_share,
-        cost_folder=cost_folder(),
+        cost_folder=cost_folder(settings.cache_path),
         max_batched_tokens=settings.max_batched_tokens,
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,

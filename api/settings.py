@@ -100,6 +100,12 @@ class Settings(BaseModel):
     drain_s: Seconds = _field(
         "Server", 10.0, "How long a stopping server lets running requests finish before it cancels them."
     )
+    cache_path: Folder = _field(
+        "Server",
+        cache_folder,
+        "Folder of what is kept between starts: digests of weights, and what steps and loads cost here.",
+        shown="~/.cache/prefixd, or under $XDG_CACHE_HOME",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _field(
         "Server", "info", "Least level that is logged, on stderr; prompts and tokens never are."
     )

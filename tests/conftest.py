@@ -16,6 +16,14 @@ from tests.valkey import Valkey
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let servers that tests start keep nothing in the user's own cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFIXD_CACHE_PATH", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Return the folder of SmolLM2-135M-Instruct, a real model; the first use on a machine converts it."""

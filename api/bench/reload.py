@@ -115,8 +115,12 @@ class ReloadBench:
         dice: random.Random,
         shown: tuple[Progress, TaskID],
     ) -> tuple[CellSamples, bool]:
+        if not self.is_quick:  # computing may have become faster or slower since
+            fresh_s = runner.compute_s(cell.prompt_tokens)
+            known = replace(known, compute_s={**known.compute_s, cell.prompt_tokens: fresh_s})
+        break_even = runner.prompt_bytes(cell.prompt_tokens) / known.compute_s[cell.prompt_tokens]
         fixed = frozenset(arm.name for arm in arms_of(cell, known) if arm.computed_share is not None)
-        samples, are_equal = CellSamples(cell, rate_of(cell, known), fixed), True
+        samples, are_equal = CellSamples(cell, rate_of(cell, known), break_even, fixed), True
         progress, task = shown
         progress.update(task, description=cell_name(cell))
         runner.warm_up(cell, known)

@@ -140,6 +140,7 @@ def _cell_report(samples: CellSamples) -> dict[str, Any]:
     return {
         "prompt_tokens": cell.prompt_tokens,
         "rate_over_break_even": samples.rate,
+        "break_even_bytes_per_s": samples.break_even_bytes_per_s,
         "is_throttled": cell.rate is not None,
         "latency_s": cell.latency_s,
         "concurrency": cell.concurrency,

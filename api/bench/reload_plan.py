@@ -69,10 +69,10 @@ class Known:
 
 
 QUICK_CELLS = (
-    Cell(512, 0.1, 0.02),
-    Cell(512, 1.0, 0.02),
     Cell(512, 10.0, 0.02),
+    Cell(512, 1.0, 0.02),
     Cell(512, 1.0, 0.02, trouble=Trouble.STALLS),
+    Cell(512, 0.1, 0.02),
 )
 FULL_CELLS = (
     Cell(512, 0.1, 0.02),

@@ -17,8 +17,8 @@ from engine_adapter.engine.request import Planned
 _COLOURS = {State.MET: "green", State.OPEN: "yellow", State.MISSED: "red"}
 
 _CAPTION = """\
-Mean TTFT in seconds, by prompt tokens, rate over break-even and latency; fixed is the best fixed split, the
-share of the prompt that it computes beside it, and regret what measured takes beyond it, in percent."""
+Mean TTFT in seconds, by prompt tokens, rate over break-even and latency. Fixed is the best fixed
+split, with the share that it computes; regret is what measured takes beyond it, in percent."""
 
 
 def cell_name(cell: Cell) -> str:

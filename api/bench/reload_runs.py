@@ -25,13 +25,13 @@ MOST_CONCURRENT = 8
 _DISK_BYTES = 4 << 30
 _TOKENS_ALONE, _TOKENS_IN_BATCH = 3, 8
 _TIMED_RUNS = 3
-_WARM_UPS = 3
 _MOST_WARM_UPS = 6
 _NEAR = 0.25
 _COOLED_S = 6.0
 # Ordinary words, in most vocabularies; special tokens come first or last.
 _TOKEN_IDS = slice(1000, 40_000)
 _COMPUTE, _LOAD, _MEASURED = Arm("always-compute"), Arm("always-load"), Arm("measured")
+_WARMING = Arm("computes most", 0.75)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class Runner:
 
     def warm_up(self, cell: Cell, known: Known) -> None:
         """Let the engine meet a cell's line, by requests that are not counted."""
+        self._learn_anew(cell, known)
         if cell.trouble is Trouble.NONE:
-            for _ in range(_WARM_UPS):
-                self._run(cell, _MEASURED, self._speed(cell, known))
+            self._run(cell, _MEASURED, self._speed(cell, known))
 
     def measure(self, cell: Cell, arm: Arm, known: Known) -> Outcome:
         """Run one arm; a line that gets into trouble was as it should be before."""
@@ -112,11 +112,12 @@ class Runner:
         return self._run(cell, arm, self._speed(cell, known))
 
     def _learn_anew(self, cell: Cell, known: Known) -> None:
-        """Load over the sound line until the engine believes in it again."""
-        speed = replace(self._speed(cell, known), trouble=Trouble.NONE)
+        """Load a part of one prompt over the sound line, again and again until the engine believes in it."""
+        alone = replace(cell, concurrency=1, trouble=Trouble.NONE)
+        speed = self._speed(alone, known)
         sound_s = cell.latency_s + self.prompt_bytes(cell.prompt_tokens) / speed.bytes_per_s
         for _ in range(_MOST_WARM_UPS):
-            (plan,) = self._run(cell, _LOAD, speed).plans
+            (plan,) = self._run(alone, _WARMING, speed).plans
             if plan is not None and abs(plan.if_loaded_s / sound_s - 1) < _NEAR:
                 return
 

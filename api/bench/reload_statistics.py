@@ -40,10 +40,11 @@ class Sample:
 
 @dataclass(slots=True)
 class CellSamples:
-    """All runs of one cell, by arm; ``fixed`` are the arms that are fixed splits."""
+    """All runs of one cell, by arm; ``rate`` is over its own break-even, ``fixed`` are the fixed splits."""
 
     cell: Cell
     rate: float
+    break_even_bytes_per_s: float
     fixed: frozenset[str]
     by_arm: dict[str, list[Sample]] = field(default_factory=dict)
 

@@ -55,8 +55,8 @@ def make_settings(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
     def make(**changes: object) -> Settings:
         small = {"model": model_folder, "device_bytes": "4MiB", "host_bytes": "16MiB", "disk_bytes": "32MiB"}
-        disk_path = tmp_path_factory.mktemp("disk") / "blocks"
-        own = {"disk_path": disk_path, "reload_policy": "always-load"}
+        folder = tmp_path_factory.mktemp("server")
+        own = {"disk_path": folder / "blocks", "cache_path": folder, "reload_policy": "always-load"}
         return Settings.model_validate({**small, **own, **changes})
 
     return make

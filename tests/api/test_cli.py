@@ -124,7 +124,7 @@ def test_doctor_finds_all_well_for_a_sound_model(model_folder: Path, tmp_path: P
 
 
 def test_doctor_shows_the_costs_that_are_known_for_this_machine(model_folder: Path, tmp_path: Path) -> None:
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    cache = {"PREFIXD_CACHE_PATH": str(tmp_path / "cache")}
     flags = ("--model", str(model_folder), "--disk-path", str(tmp_path / "blocks"), "--device-bytes", "4MiB")
 
     def lines() -> list[str]:

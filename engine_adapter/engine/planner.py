@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,10 @@ from engine_adapter.engine.plans import Planning, chosen_by
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from policies.cost_model import ComputeCost
-from policies.planning import READY, PlanRequest, ReloadPolicy
+from policies.planning import READY, Plan, PlanRequest, ReloadPolicy
+from policies.reload import AlwaysCompute
+
+_log = logging.getLogger(__name__)
 
 _UNKNOWN = ComputeCost(0.0, 1e-3, 0.0)
 # A late first token is felt more than tokens that come a little later.
@@ -104,7 +108,7 @@ class Planner:
         return has_moved or now_s >= _due_s(sequence)
 
     def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> None:
-        plan = self.policy.policy.plan(request)
+        plan = self._decide(request)
         sequence.planned_at = sequence.num_computed
         if sequence.planning is None:
             found = Counter(tier for tier in request.tiers if tier not in {None, READY})
@@ -116,6 +120,18 @@ class Planner:
         if sequence.is_served:
             first = -(-sequence.num_computed // self._block_tokens)
             sequence.ownership.follow(plan.choices, plan.probes, first)
+
+    def _decide(self, request: PlanRequest) -> Plan:
+        """Return the policy's plan; one that fails has everything computed."""
+        try:
+            plan = self.policy.policy.plan(request)
+            if len(plan.choices) == len(request.tiers):
+                return plan
+            fault = f"{len(plan.choices)} choices for {len(request.tiers)} blocks"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without loads
+            fault = f"{type(error).__name__}: {error}"
+        _log.error("reload policy %s failed: %s", self.policy.name, fault)
+        return replace(AlwaysCompute().plan(request), reason=f"computed, for the policy failed: {fault}")
 
     def _request(self, sequence: Sequence, now_s: float) -> PlanRequest:
         planning, ownership = sequence.planning, sequence.ownership
@@ -147,10 +163,11 @@ class Planner:
 
     def _remaining_s(self, sequence: Sequence) -> float:
         """Return how long a sequence that goes first keeps the device busy."""
-        if sequence.planning is not None:
-            return sequence.planning.latest.prediction.compute_s
         cost = self.costs.compute() or _UNKNOWN
-        return cost.prefill_s(sequence.num_computed, sequence.num_prefill, self._chunk_tokens)
+        all_s = cost.prefill_s(sequence.num_computed, sequence.num_prefill, self._chunk_tokens)
+        if sequence.planning is None or not sequence.is_served:
+            return all_s
+        return min(all_s, sequence.planning.latest.prediction.compute_s)
 
     def _in_line(self, request: PlanRequest, sequence: Sequence, line: Line) -> PlanRequest:
         """Return the request as it stands behind those that are served before it, and before others."""

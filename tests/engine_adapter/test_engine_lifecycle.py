@@ -20,7 +20,7 @@ from kvstore.errors import (
     RequestError,
 )
 from policies.planning import Plan, PlanRequest
-from policies.reload import AlwaysCompute
+from policies.reload import AlwaysLoad
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -204,12 +204,12 @@ def test_logits_that_are_not_numbers_end_that_request_alone(
     assert "not numbers" in str(answers[1].error)
 
 
-def test_a_failing_policy_ends_that_request_alone(make_rig: MakeRig) -> None:
+def test_a_failing_policy_costs_that_request_its_loads_alone(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     class Failing:
         def plan(self, request: PlanRequest) -> Plan:
             if request.prompt_tokens == 50:
                 raise ZeroDivisionError("no plan")
-            return AlwaysCompute().plan(request)
+            return AlwaysLoad().plan(request)
 
     rig, prompts = make_rig(policy=Failing()), [prompt_of(50, 1), prompt_of(40, 2)]
     rig.generate_together([greedy(prompt) for prompt in prompts])
@@ -218,7 +218,11 @@ def test_a_failing_policy_ends_that_request_alone(make_rig: MakeRig) -> None:
 
     answers = rig.generate_together([greedy(prompt) for prompt in prompts])
 
-    assert [answer.reason for answer in answers] == ["error", "length"]
+    assert [answer.token_ids for answer in answers] == [clean_ids(prompt, 12) for prompt in prompts]
+    assert [answer.usage.tokens_by_source.get("host", 0) for answer in answers] == [0, 39]
+    planned = answers[0].usage.planned
+    assert planned is not None
+    assert "ZeroDivisionError: no plan" in planned.reason
 
 
 def test_a_broken_loop_is_never_silent(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,10 @@ def test_at_break_even_half_is_computed_and_half_is_loaded() -> None:
     assert best.ttft_s < 0.51 * min(splits.all_computed().ttft_s, splits.all_loaded().ttft_s)
 
 
+def test_of_a_long_prompt_the_split_is_found_to_the_block() -> None:
+    assert Splits(about(["disk"] * 334, {"disk": line(1)})).best().first_loaded == 167
+
+
 def test_late_tokens_are_dearer_so_that_more_than_the_half_of_them_is_computed() -> None:
     cost = ComputeCost(0.0, 1e-4, 1e-6)
     whole_s = cost.marginal_s(0, 64 * BLOCK_TOKENS)

@@ -147,7 +147,8 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
 def _cost_file(config: ServingConfig, model: LoadedModel) -> CostFile:
     facts = model.namespace.digest.hex(), str(model.device), str(config.max_batched_tokens)
     about = f"{model.namespace.label} on {model.device}, up to {config.max_batched_tokens} tokens a step"
-    return CostFile(config.cost_folder, *facts, about=about)
+    media = {setup.name: setup.medium for setup in config.tiers}
+    return CostFile(config.cost_folder, *facts, about=about, media=media)
 
 
 def _memory_tier(config: ServingConfig) -> str | None:

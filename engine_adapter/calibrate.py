@@ -69,7 +69,8 @@ def measure_copy(pool: DevicePool, arena: Arena, costs: CostBook, clock: Clock) 
         began_s = clock.monotonic_s()
         if slot and blocks:
             pool.write_block(blocks[0], slot.view)
-        costs.note_copy(clock.monotonic_s() - began_s)
+        now_s = clock.monotonic_s()
+        costs.note_copy(now_s - began_s, now_s)
     if slot:
         slot.free()
     pool.release(blocks or [])

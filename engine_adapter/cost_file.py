@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import blake2b
@@ -30,14 +31,22 @@ class CostFile:
     ``about`` tells people what it is about.
     """
 
-    def __init__(self, folder: Path, *facts: str, about: str = "") -> None:
+    def __init__(
+        self, folder: Path, *facts: str, about: str = "", media: Mapping[str, str] | None = None
+    ) -> None:
+        """``media`` names each tier's medium: what was learnt of another one is not for this."""
+        self._media = {tier: _digest(medium) for tier, medium in (media or {}).items()}
         identity = "\n".join((*_machine(), *facts))
         self._about = about
-        self._path = folder / f"{blake2b(identity.encode(), digest_size=12).hexdigest()}.json"
+        self._path = folder / f"{_digest(identity)}.json"
 
     def read(self) -> KnownCosts:
         """Return what is kept; nothing when there is no file, or one that is of no use."""
-        return _read(self._path)[1]
+        _, media, known = _read(self._path)
+        lines = {
+            tier: state for tier, state in known.lines.items() if media.get(tier) == self._media.get(tier)
+        }
+        return KnownCosts(known.steps, lines)
 
     def write(self, known: KnownCosts) -> None:
         """Keep ``known``, in one step. What cannot be written is measured anew at the next start."""
@@ -47,6 +56,7 @@ class CostFile:
             "machine": _machine_digest(),
             "steps": [{**asdict(step.work), "took_s": step.took_s} for step in known.steps],
             "lines": {tier: asdict(state) for tier, state in known.lines.items()},
+            "media": self._media,
         }
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -64,7 +74,7 @@ def costs_of_this_machine(folder: Path) -> list[tuple[str, KnownCosts]]:
         paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
         kept = [_read(path) for path in paths[:_MOST_FILES]]
         ours = _machine_digest()
-        return [(about["about"], known) for about, known in kept if about.get("machine") == ours]
+        return [(about["about"], known) for about, _, known in kept if about.get("machine") == ours]
     return []
 
 
@@ -73,19 +83,24 @@ def _machine() -> tuple[str, str, str]:
 
 
 def _machine_digest() -> str:
-    return blake2b("\n".join(_machine()).encode(), digest_size=12).hexdigest()
+    return _digest("\n".join(_machine()))
 
 
-def _read(path: Path) -> tuple[dict[str, str], KnownCosts]:
-    """Return what a file is about (nothing where it is not said), and what it keeps."""
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, str], KnownCosts]:
+    """Return what a file is about (nothing where it is not said), the tiers' media, and what it keeps."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            return {}, KnownCosts()
+            return {}, {}, KnownCosts()
         facts = json.loads(path.read_text(encoding="utf-8"))
         about = {name: facts[name] for name in _ABOUT if isinstance(facts.get(name), str)}
-        return about if len(about) == len(_ABOUT) else {}, _parse(facts)
+        media = {str(tier): str(medium) for tier, medium in facts.get("media", {}).items()}
+        return about if len(about) == len(_ABOUT) else {}, media, _parse(facts)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
-        return {}, KnownCosts()
+        return {}, {}, KnownCosts()
 
 
 def _parse(facts: dict[str, Any]) -> KnownCosts:

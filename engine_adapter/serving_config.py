@@ -24,6 +24,11 @@ class TierSetup:
     address: RedisAddress | None = None
     codec: str | None = None
 
+    @property
+    def medium(self) -> str:
+        """A text that is another one where the bytes lie elsewhere or in another form; holds no secret."""
+        return f"{self.path or self.address or ''} {self.codec or ''}"
+
 
 @dataclass(frozen=True)
 class ServingConfig:

@@ -123,14 +123,14 @@ class Line:
 
     def given_up(self, token: object, now_s: float) -> None:
         """Note that a load was given up. One that is overdue tells that the line is slower than thought."""
-        cost = self.cost(now_s)
         asked_s, nbytes = self._asked.pop(token, (now_s, 0))
         self.bytes_on_way -= nbytes
         state = self.state
-        if not nbytes or state is None or cost is None:
+        if not nbytes or state is None:
             return
         # What was begun comes all the same, and others wait behind it.
-        self._busy_until_s = max(self._busy_until_s, now_s + min(cost.queue_s, _MOST_LEFT_BEHIND_S))
+        busy_until_s = max(self._busy_until_s, now_s) + nbytes / state.bytes_per_s
+        self._busy_until_s = min(busy_until_s, now_s + _MOST_LEFT_BEHIND_S)
         self._given_up_s = now_s
         waited_s = now_s - max(asked_s + state.latency_s, self._last_arrival_s)
         if waited_s > state.latency_s + _OVERDUE * nbytes / state.bytes_per_s:
@@ -154,7 +154,7 @@ class Line:
         last_asked_s, _ = next(reversed(self._asked.values()))
         due_s = first_asked_s + state.latency_s
         rate = min(state.bytes_per_s, self._most_bytes_per_s(due_s, first_bytes, now_s))
-        queue_s = max(busy_s, due_s - now_s, 0.0) + self.bytes_on_way / rate
+        queue_s = max(busy_s, due_s - now_s) + self.bytes_on_way / rate
         return LoadCost(max(0.0, last_asked_s + state.latency_s - now_s), rate, queue_s)
 
     def _most_bytes_per_s(self, due_s: float, next_bytes: int, now_s: float) -> float:
@@ -214,8 +214,12 @@ class Line:
         if self._rate.value is None:
             self._lone = arrival
             return
-        rest_s = _took_s(arrival) - arrival.nbytes / self._rate.value
-        self._latency.add(max(_LEAST_LATENCY_S, rest_s), arrival.arrived_s)
+        took_s = _took_s(arrival)
+        rest_s = took_s - arrival.nbytes / self._rate.value
+        if rest_s < 0:  # so fast is the line at the least
+            self._rate.add(arrival.nbytes / took_s, arrival.arrived_s)
+        else:
+            self._latency.add(max(_LEAST_LATENCY_S, rest_s), arrival.arrived_s)
 
     def _start_burst(self, now_s: float) -> None:
         self._burst_began_s, self._burst_bytes, self._num_gaps = now_s, 0, 0

@@ -136,11 +136,12 @@ def _sentence(request: PlanRequest, plan: Plan) -> str:
         return f"nothing to load: computing takes {_span(prediction.ttft_s)}"
     if not num_loaded:
         return f"computing alone is fastest: {alternatives}"
-    num_computable = sum(choice is Choice.COMPUTE and tier is not None for choice, tier in pairs)
-    if not num_computable:
+    first_loaded = pairs.index(next(pair for pair in pairs if pair[0] is Choice.LOAD and pair[1] != READY))
+    num_before = sum(choice is Choice.COMPUTE for choice, _ in pairs[:first_loaded])
+    if not num_before:
         return f"loading is fastest: {loaded} in {_span(prediction.load_s)}; {alone}"
     return (
-        f"both at once: {loaded} while the {num_computable * request.block_tokens} before them are computed, "
+        f"both at once: {loaded} while the {num_before * request.block_tokens} before them are computed, "
         f"{_span(prediction.ttft_s)} in all; {alternatives}"
     )
 

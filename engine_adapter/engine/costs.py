@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ class KnownCosts:
 
 class _Told(NamedTuple):
     compute: ComputeCost
-    loads: dict[str, LoadCost]
+    lines: dict[str, LineState]
 
 
 class CostBook:
@@ -68,9 +67,9 @@ class CostBook:
         """Take note of a step that was made."""
         self._steps.learn((Step(work, took_s),))
 
-    def note_copy(self, took_s: float) -> None:
+    def note_copy(self, took_s: float, now_s: float) -> None:
         """Take note of a block that was copied from our own memory to the device."""
-        self._copies.add(self._block_bytes / max(took_s, 1e-9), time.monotonic())
+        self._copies.add(self._block_bytes / max(took_s, 1e-9), now_s)
 
     def asked(self, tier: str, token: object, now_s: float) -> None:
         """Note that a block was asked for; ``token`` names the load until it ends."""
@@ -96,7 +95,7 @@ class CostBook:
             costs[self._memory_tier] = LoadCost(0.0, self._copies.value)
         loads = {tier: cost for tier, cost in costs.items() if cost is not None}
         compute = self.compute()
-        self._told = None if compute is None else _Told(compute, loads)
+        self._told = None if compute is None else _Told(compute, self._states())
         return loads
 
     def is_never_faster(self, offer: Offer) -> bool:
@@ -106,9 +105,9 @@ class CostBook:
         its line longer than computing keeps the device.
         """
         told = self._told
-        if told is None or offer.first_token is None or offer.tier not in told.loads:
+        if told is None or offer.first_token is None or offer.tier not in told.lines:
             return False
-        compute, load = told.compute, told.loads[offer.tier]
+        compute, load = told.compute, told.lines[offer.tier]
         line_s = self._block_bytes / load.bytes_per_s
         end = offer.first_token + offer.block_tokens
         until_there_s = compute.step_s + compute.marginal_s(0, end)
@@ -144,13 +143,15 @@ class CostBook:
     def known(self) -> KnownCosts:
         """Return what is worth keeping for the next run."""
         self._read()
-        states = {tier: line.state for tier, line in self._lines.items()}
-        lines = {tier: state for tier, state in states.items() if state is not None}
-        return KnownCosts(tuple(self._steps.typical()), lines)
+        return KnownCosts(tuple(self._steps.typical()), self._states())
 
     def learn_arrivals(self, tier: str, arrivals: Iterable[Arrival]) -> None:
         """Take blocks in that were read to measure a tier."""
         self._line(tier).learn(arrivals)
+
+    def _states(self) -> dict[str, LineState]:
+        states = {tier: line.state for tier, line in self._lines.items()}
+        return {tier: state for tier, state in states.items() if state is not None}
 
     def _line(self, tier: str) -> Line:
         return self._lines.setdefault(tier, Line())

@@ -100,7 +100,7 @@ class Explainer:
         keys = chain_keys(namespace.digest, request.prompt_ids, namespace.block_tokens)
         tiers = self._find(keys)
         costs = self._costs([READY if tier == DEVICE else tier for tier in tiers], request, num_waiting)
-        plan = self._planner.policy.policy.plan(costs)
+        plan = self._planner.decide(costs)
         miss = first_miss(self._store, keys, tiers, namespace.block_tokens)
         if miss is not None and miss.cause is Cause.NEVER_STORED:
             miss = self._trace(miss, namespace, request.prompt_ids)

@@ -231,7 +231,7 @@ class Loop:
 
     def _compare(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            if sequence.num_generated == 1 and sequence.number in self._open:
+            if sequence.number in self._open:
                 with self._blaming(sequence):
                     self._verifier.compare(sequence)
 

@@ -108,7 +108,7 @@ class Planner:
         return has_moved or now_s >= _due_s(sequence)
 
     def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> None:
-        plan = self._decide(request)
+        plan = self.decide(request)
         sequence.planned_at = sequence.num_computed
         if sequence.planning is None:
             found = Counter(tier for tier in request.tiers if tier not in {None, READY})
@@ -121,7 +121,7 @@ class Planner:
             first = -(-sequence.num_computed // self._block_tokens)
             sequence.ownership.follow(plan.choices, plan.probes, first)
 
-    def _decide(self, request: PlanRequest) -> Plan:
+    def decide(self, request: PlanRequest) -> Plan:
         """Return the policy's plan; one that fails has everything computed."""
         try:
             plan = self.policy.policy.plan(request)

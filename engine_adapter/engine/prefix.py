@@ -213,7 +213,8 @@ class PrefixCache:
     def _write(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> None:
         clock, began_s = self._loads.clock, self._loads.clock.monotonic_s()
         self.pool.write_block(sequence.blocks[index], loaded.data)
-        self._loads.costs.note_copy(clock.monotonic_s() - began_s)
+        now_s = clock.monotonic_s()
+        self._loads.costs.note_copy(now_s - began_s, now_s)
         sequence.ownership.make_ready(index, loaded.tier)
 
     def _prefill_keys(self, sequence: Sequence) -> list[bytes]:

@@ -52,6 +52,12 @@ def test_costs_of_another_model_device_or_machine_are_not_read(
     assert CostFile(tmp_path, "model", "cpu").read() == NOTHING
 
 
+def test_what_was_learnt_of_another_medium_is_not_read(tmp_path: Path) -> None:
+    CostFile(tmp_path, "model", media={"disk": "/fast", "redis": "a"}).write(KNOWN)
+    moved = CostFile(tmp_path, "model", media={"disk": "/slow", "redis": "a"})
+    assert moved.read() == KnownCosts(KNOWN.steps, {"redis": KNOWN.lines["redis"]})
+
+
 def test_a_folder_that_cannot_be_written_costs_nothing_but_the_memory(tmp_path: Path) -> None:
     (tmp_path / "costs").write_text("a file, no folder")
     file = CostFile(tmp_path / "costs", "model")

@@ -65,7 +65,7 @@ def test_room_is_there_again_when_loads_end_or_are_given_up() -> None:
 def test_our_own_memory_has_no_line() -> None:
     costs = CostBook(BLOCK_BYTES, memory_tier="host")
     assert "host" not in costs.loads(0.0)
-    costs.note_copy(0.001)
+    costs.note_copy(0.001, 0.0)
     assert costs.loads(0.0)["host"].load_s(BLOCK_BYTES) == pytest.approx(0.001)
     assert costs.has_room("host")
     assert costs.stale(1e9) == frozenset()

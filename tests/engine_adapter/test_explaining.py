@@ -188,7 +188,7 @@ def test_explaining_runs_nothing_and_touches_nothing(make_rig: MakeRig) -> None:
 def test_the_plan_is_the_one_that_the_request_gets(make_rig: MakeRig) -> None:
     rig = make_rig(policy=Measured())
     warm(rig)
-    rig.on_engine_thread(lambda: rig.engine._planner.costs.note_copy(1e-6))
+    rig.on_engine_thread(lambda: rig.engine._planner.costs.note_copy(1e-6, 0.0))
     explained = rig.engine.explain(PROMPT)
     assert explained.loads["host"].bytes_per_s > 0
     prediction = explained.plan.prediction

@@ -29,6 +29,12 @@ def load_s(line: Line, sim: SimulatedLine, num_blocks: int) -> float:
     return cost.load_s(num_blocks * BLOCK_BYTES)
 
 
+def queue_of(line: Line, now_s: float) -> float:
+    cost = line.cost(now_s)
+    assert cost is not None
+    return cost.queue_s
+
+
 def test_nothing_is_known_of_a_line_before_the_first_arrival() -> None:
     line = Line()
     line.asked("a", BLOCK_BYTES, 1.0)
@@ -211,3 +217,39 @@ def test_smoothed_believes_what_is_far_off_when_it_comes_twice() -> None:
     assert smoothed.value == pytest.approx(3**0.3)
     smoothed.add(100.0, 0.0)
     assert smoothed.value == pytest.approx(100.0)
+
+
+def test_a_load_that_was_given_up_keeps_its_line_busy_for_its_own_bytes() -> None:
+    line = Line(LineState(0.5, BLOCK_BYTES / 0.1))
+    for token in range(4):
+        line.asked(token, BLOCK_BYTES, 100.0)
+    for token in range(3):
+        line.given_up(token, 100.0)
+    cost = line.cost(100.0)
+    assert cost is not None
+    assert cost.queue_s == pytest.approx(0.5 + 0.1)  # what was given up passes while its latency does
+    line.ended(3)
+    cost = line.cost(100.0)
+    assert cost is not None
+    assert cost.load_s(BLOCK_BYTES) == pytest.approx(0.5 + 0.1)
+    assert queue_of(line, 100.1) == pytest.approx(0.2)
+    assert queue_of(line, 101.0) == 0
+
+
+def test_what_arrives_behind_a_load_that_was_given_up_tells_that_the_line_is_free() -> None:
+    line = Line(LineState(0.5, BLOCK_BYTES / 1.0))
+    for token in range(8):
+        line.asked(token, BLOCK_BYTES, 100.0)
+        line.given_up(token, 100.0)
+    assert queue_of(line, 100.0) == pytest.approx(8.0)
+    line.learn([Arrival(100.1, 101.0, BLOCK_BYTES)])
+    assert queue_of(line, 101.0) == 0
+
+
+def test_lone_blocks_find_out_that_a_line_is_far_faster_than_was_thought() -> None:
+    line = Line(LineState(0.02, BLOCK_BYTES / 10.0))
+    for at_s in (100.0, 110.0, 120.0):
+        line.learn([Arrival(at_s, at_s + 0.025, BLOCK_BYTES)])
+    assert rate_of(line) >= BLOCK_BYTES / 0.03
+    assert line.state is not None
+    assert line.state.latency_s == pytest.approx(0.02, rel=0.1)

@@ -62,9 +62,8 @@ class Flights:
         self._audit = audit
         self._on_transfer = on_transfer
         self._flights: dict[bytes, _Flight] = {}
-        self._waiting: defaultdict[int, deque[_Flight]] = defaultdict(
-            deque
-        )  # by tier, one job in its pool for each
+        # By tier; for each flight there is one job in its pool.
+        self._waiting: defaultdict[int, deque[_Flight]] = defaultdict(deque)
         self._changed = Condition()
 
     def begin(self, tier: Tier, record: Record, deadline_s: float, on_done: OnDone | None) -> Ticket:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 
 from engine_adapter.engine.costs import CostBook
-from engine_adapter.engine.misses import Miss, Relatives, differences, first_miss, keys_elsewhere
+from engine_adapter.engine.misses import Miss, Relatives, first_miss, traced
 from engine_adapter.engine.reporting import CostsNow
 from engine_adapter.engine.request import Mode, Planned, Reason, Usage
 from engine_adapter.engine.sequence import Sequence
@@ -119,11 +119,8 @@ class Accounts:
         miss = sequence.miss
         if miss is None or not _is_all_unknown(miss):
             return miss
-        for other in self._relatives.of(sequence.namespace):
-            keys = keys_elsewhere(other, sequence.tokens[: sequence.num_prompt], miss.first_token)
-            if keys and self._store.peek(keys[-1:])[0] is not None:
-                return replace(miss, differences=differences(sequence.namespace, other))
-        return miss
+        ours, prompt = sequence.namespace, sequence.tokens[: sequence.num_prompt]
+        return traced(miss, ours, self._relatives.of(ours), prompt, self._store.peek)
 
     def _why_no_plan(self, sequence: Sequence, miss: Miss | None) -> str:
         if sequence.mode is Mode.OFF:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from engine_adapter.engine.misses import Miss, Relatives, differences, first_miss, keys_elsewhere
+from engine_adapter.engine.misses import Miss, Relatives, first_miss, traced
 from engine_adapter.engine.planner import Planner
 from engine_adapter.engine.plans import chosen_by
 from engine_adapter.engine.prefix import PrefixCache
@@ -13,7 +13,6 @@ from engine_adapter.engine.request import Chosen, Mode, Request
 from kvstore.absences import Cause
 from kvstore.clock import Clock
 from kvstore.keys import chain_keys
-from kvstore.namespace import Namespace
 from kvstore.tier import DEVICE
 from policies.cost_model import LoadCost
 from policies.planning import READY, Choice, Plan, PlanRequest
@@ -103,7 +102,9 @@ class Explainer:
         plan = self._planner.decide(costs)
         miss = first_miss(self._store, keys, tiers, namespace.block_tokens)
         if miss is not None and miss.cause is Cause.NEVER_STORED:
-            miss = self._trace(miss, namespace, request.prompt_ids)
+            self._relatives.refresh()
+            others = self._relatives.of(namespace)
+            miss = traced(miss, namespace, others, request.prompt_ids, self._find)
         return Explanation(
             namespace=namespace.label,
             mode=mode,
@@ -130,12 +131,3 @@ class Explainer:
         num_tokens = len(request.prompt_ids)
         self._on_engine_thread(lambda: found.append(self._planner.imagine(tiers, num_tokens, num_waiting)))
         return found[0]
-
-    def _trace(self, miss: Miss, ours: Namespace, tokens: Sequence[int]) -> Miss:
-        """Look for the tokens in the same tenant's other namespaces, where nobody stored them in ours."""
-        self._relatives.refresh()
-        for other in self._relatives.of(ours):
-            keys = keys_elsewhere(other, tokens, miss.first_token)
-            if keys and self._find(keys[-1:])[0] is not None:
-                return replace(miss, differences=differences(ours, other))
-        return miss

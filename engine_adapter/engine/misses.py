@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from threading import Lock, Thread
 from typing import Any
 
@@ -125,13 +125,31 @@ class Relatives:
                 self._is_reading = False
 
 
-def keys_elsewhere(other: Namespace, tokens: Sequence[int], first_token: int) -> list[bytes]:
+def traced(
+    miss: Miss,
+    ours: Namespace,
+    others: Sequence[Namespace],
+    tokens: Sequence[int],
+    find: Callable[[Sequence[bytes]], Sequence[str | None]],
+) -> Miss:
+    """Return ``miss`` with how the first of ``others`` differs that has its block; itself where none has.
+
+    ``find`` says in which tier each key's block is, if in any.
+    """
+    for other in others:
+        keys = _keys_elsewhere(other, tokens, miss.first_token)
+        if keys and find(keys[-1:])[0] is not None:
+            return replace(miss, differences=_differences(ours, other))
+    return miss
+
+
+def _keys_elsewhere(other: Namespace, tokens: Sequence[int], first_token: int) -> list[bytes]:
     """Return the chain of keys up to the block that holds ``first_token`` in ``other``; empty: none can."""
     end = (first_token // other.block_tokens + 1) * other.block_tokens
     return chain_keys(other.digest, tokens[:end], other.block_tokens) if end <= len(tokens) else []
 
 
-def differences(ours: Namespace, theirs: Namespace) -> tuple[Difference, ...]:
+def _differences(ours: Namespace, theirs: Namespace) -> tuple[Difference, ...]:
     """Return in what two namespaces differ, with both values; details of the model's configuration last."""
     names = sorted(differing_fields(ours, theirs), key=lambda name: "." in name)
     shown = [Difference(name, _value(ours, name), _value(theirs, name)) for name in names[:_MOST_DIFFERENCES]]

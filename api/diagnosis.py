@@ -15,8 +15,7 @@ from importlib.util import find_spec
 
 from api.commands.version import installed_version
 from api.folders import cost_folder
-from api.plan.amounts import show_rate, show_seconds
-from api.quantities import format_bytes
+from api.quantities import format_bytes, format_rate, format_seconds
 from api.serving_config import redis_address
 from api.settings import Settings
 from api.settings_sources import check_budgets
@@ -209,5 +208,5 @@ def _told(known: KnownCosts) -> str:
     if compute is not None and tokens:
         parts.append(f"computes {tokens / compute.of(Work.prefill(0, tokens)):.0f} tokens/s")
     for tier, line in known.lines.items():
-        parts.append(f"{tier} {show_seconds(line.latency_s)}, then {show_rate(line.bytes_per_s)}")
+        parts.append(f"{tier} {format_seconds(line.latency_s)}, then {format_rate(line.bytes_per_s)}")
     return "; ".join(parts) or "nothing"

@@ -1,4 +1,4 @@
-"""Amounts as people write them: ``2GiB``, ``500MB``, ``4096``."""
+"""Amounts for people: sizes as they write them (``2GiB``, ``4096``); sizes, times and rates to read."""
 
 from __future__ import annotations
 
@@ -33,3 +33,20 @@ def format_bytes(num_bytes: float) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.1f} {unit}".replace(".0 ", " ")
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time with three digits, in the unit that suits it."""
+    if seconds >= 1:
+        return f"{_digits(seconds)} s"
+    return f"{_digits(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{_digits(seconds * 1e6)} us"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Return a rate with three digits, in the unit that suits it."""
+    unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if bytes_per_s >= pair[1]), ("kB", 1e3))
+    return f"{_digits(bytes_per_s / size)} {unit}/s"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from api.bench.reload_plan import Arm, Cell, Known
 from api.bench.reload_runs import Outcome, running
 from api.demo.scenario import document
+from api.quantities import format_rate
 from api.serving_config import serving_config
 from api.settings import Settings
 
@@ -69,7 +70,7 @@ def shown(ways: Ways) -> str:
         f"{way:{_LABEL_WIDTH}}{_bar(ttft_s / longest_s)} {ttft_s:.2f} s"
         for way, ttft_s in ways.ttft_s.items()
     ]
-    rate = f"{ways.break_even_bytes_per_s / 1e6:.0f} MB/s"
+    rate = format_rate(ways.break_even_bytes_per_s)
     title = f"TTFT of one prompt of {ways.prompt_tokens} tokens on a tier throttled to break-even, {rate}:"
     return "\n".join([title, "", *lines, *_axis(longest_s), "", ways.reason])
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from api.plan.amounts import show_rate, show_seconds
+from api.quantities import format_rate, format_seconds
 from kvstore.tier import DEVICE
 
 _WIDTH = 88
@@ -19,7 +19,7 @@ _CHOSEN = {
 
 def account_text(account: Mapping[str, Any], now_s: float) -> str:
     """Return what was decided about a request that has ended, some time before ``now_s`` (epoch)."""
-    age = show_seconds(max(0.0, now_s - account["ended_at"]))
+    age = format_seconds(max(0.0, now_s - account["ended_at"]))
     plan = account["plan"]
     title = f"request {account['number']}, ended {age} ago ({account['ended']})"
     lines = [_title(title, account, plan), "", *_sentence(account["reason"]), ""]
@@ -30,7 +30,7 @@ def account_text(account: Mapping[str, Any], now_s: float) -> str:
     if plan is not None:
         lines.append(f"could be loaded:  {_tokens(plan['tokens_by_tier'])}")
     if account["ttft_s"] is not None:
-        lines.append(f"first token:      {show_seconds(account['ttft_s'])} after submission")
+        lines.append(f"first token:      {format_seconds(account['ttft_s'])} after submission")
     return "\n".join([*lines, *_miss(account["miss"] if plan else None)])
 
 
@@ -58,13 +58,13 @@ def _sentence(text: str) -> list[str]:
 def _alternatives(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each way to go, with the seconds to the first token from the moment of planning."""
     chosen = plan["chosen"]
-    yield f"chosen: {_CHOSEN[chosen]}", show_seconds(plan["predicted_ttft_s"])
+    yield f"chosen: {_CHOSEN[chosen]}", format_seconds(plan["predicted_ttft_s"])
     if chosen != "compute":
-        yield _CHOSEN["compute"], show_seconds(plan["if_computed_s"])
+        yield _CHOSEN["compute"], format_seconds(plan["if_computed_s"])
     if chosen != "load" and plan["tokens_by_tier"].keys() - {DEVICE}:
-        yield _CHOSEN["load"], show_seconds(plan["if_loaded_s"])
+        yield _CHOSEN["load"], format_seconds(plan["if_loaded_s"])
     if plan.get("actual_s") is not None:
-        yield "measured", show_seconds(plan["actual_s"])
+        yield "measured", format_seconds(plan["actual_s"])
 
 
 def _table(rows: Iterator[tuple[str, str]]) -> list[str]:
@@ -85,8 +85,8 @@ def _runs(explained: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cost(cost: Mapping[str, float]) -> str:
-    queue = f", {show_seconds(cost['queue_s'])} for what is on its way" if cost["queue_s"] else ""
-    return f"{show_seconds(cost['latency_s'])}, then {show_rate(cost['bytes_per_s'])}{queue}"
+    queue = f", {format_seconds(cost['queue_s'])} for what is on its way" if cost["queue_s"] else ""
+    return f"{format_seconds(cost['latency_s'])}, then {format_rate(cost['bytes_per_s'])}{queue}"
 
 
 def _miss(miss: Mapping[str, Any] | None) -> Sequence[str]:

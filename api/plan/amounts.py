@@ -1,4 +1,4 @@
-"""Rates, times and counts as people write and read them: ``2.9GB/s``, ``25Gbit/s``, ``0.5ms``, ``8B``."""
+"""Rates, times and counts as people write them: ``2.9GB/s``, ``25Gbit/s``, ``0.5ms``, ``8B``."""
 
 from __future__ import annotations
 
@@ -47,20 +47,3 @@ def parse_count(text: str) -> float:
     if not 0 < count < math.inf:
         raise ValueError("a number is written like 8B, 135M or 8.03e9, and is more than 0")
     return count
-
-
-def show_seconds(seconds: float) -> str:
-    """Return a time with three digits, in the unit that suits it."""
-    if seconds >= 1:
-        return f"{_digits(seconds)} s"
-    return f"{_digits(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{_digits(seconds * 1e6)} us"
-
-
-def show_rate(bytes_per_s: float) -> str:
-    """Return a rate with three digits, in the unit that suits it."""
-    unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if bytes_per_s >= pair[1]), ("kB", 1e3))
-    return f"{_digits(bytes_per_s / size)} {unit}/s"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from api.plan.amounts import show_rate, show_seconds
 from api.plan.inputs import Question
 from api.plan.outlook import Length
+from api.quantities import format_rate, format_seconds
 from kvstore.errors import ConfigError
 
 _MOST_COLUMNS = 2
@@ -61,10 +61,10 @@ def _draw_tier(panel: Axes, question: Question, tier: str, lengths: Sequence[Len
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_seconds(value)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
     panel.set_xlabel("prompt tokens")
     panel.grid(visible=True, alpha=0.3)
     load = question.tiers[tier]
     panel.set_title(
-        f"{tier}: {show_rate(load.bytes_per_s)} after {show_seconds(load.latency_s)}", fontsize=10
+        f"{tier}: {format_rate(load.bytes_per_s)} after {format_seconds(load.latency_s)}", fontsize=10
     )

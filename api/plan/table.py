@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from api.plan.amounts import show_rate, show_seconds
 from api.plan.inputs import Question
 from api.plan.outlook import Length, Outcome
 from api.plan.text_plot import draw
-from api.quantities import format_bytes
+from api.quantities import format_bytes, format_rate, format_seconds
 
 _NEVER = "never"
 _SPLIT_CELLS = 16
@@ -49,31 +48,31 @@ def _assumed(question: Question) -> Iterator[str]:
 
 
 def _line(question: Question, tier: str) -> str:
-    load = question.tiers[tier]
-    return f"{show_rate(load.bytes_per_s)} after {show_seconds(load.latency_s)} ({question.what_loads[tier]})"
+    load, what = question.tiers[tier], question.what_loads[tier]
+    return f"{format_rate(load.bytes_per_s)} after {format_seconds(load.latency_s)} ({what})"
 
 
 def _summary_row(length: Length) -> list[str]:
     cells = [_summary_cell(outcome, length.prompt_tokens) for outcome in length.tiers.values()]
     return [
         str(length.prompt_tokens),
-        show_seconds(length.compute_s),
+        format_seconds(length.compute_s),
         _break_even(length.break_even_bytes_per_s),
         *cells,
     ]
 
 
 def _summary_cell(outcome: Outcome, prompt_tokens: int) -> str:
-    return f"{show_seconds(outcome.both_s)} {outcome.loaded_tokens / prompt_tokens:4.0%}"
+    return f"{format_seconds(outcome.both_s)} {outcome.loaded_tokens / prompt_tokens:4.0%}"
 
 
 def _detail_row(length: Length, outcome: Outcome) -> list[str]:
     num_computed = round(_SPLIT_CELLS * outcome.computed_tokens / length.prompt_tokens)
     return [
         str(length.prompt_tokens),
-        show_seconds(outcome.compute_s),
-        show_seconds(outcome.load_s),
-        show_seconds(outcome.both_s),
+        format_seconds(outcome.compute_s),
+        format_seconds(outcome.load_s),
+        format_seconds(outcome.both_s),
         f"{outcome.of_better:.2f}",
         str(outcome.computed_tokens),
         str(outcome.loaded_tokens),
@@ -82,7 +81,7 @@ def _detail_row(length: Length, outcome: Outcome) -> list[str]:
 
 
 def _break_even(bytes_per_s: float | None) -> str:
-    return _NEVER if bytes_per_s is None else show_rate(bytes_per_s)
+    return _NEVER if bytes_per_s is None else format_rate(bytes_per_s)
 
 
 def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

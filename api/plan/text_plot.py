@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from api.plan.amounts import show_seconds
+from api.quantities import format_seconds
 
 _HEIGHT = 13
 _AXIS_WIDTH = 8
@@ -32,4 +32,4 @@ def draw(curves: Mapping[str, Sequence[float]], labels: Sequence[str], height: i
 def _axis(index: int, low: float, high: float, height: int) -> str:
     is_marked = index % ((height - 1) // 3) == 0
     value = math.exp(high - (high - low) * index / (height - 1))
-    return f"{show_seconds(value) if is_marked else '':>{_AXIS_WIDTH}} |"
+    return f"{format_seconds(value) if is_marked else '':>{_AXIS_WIDTH}} |"

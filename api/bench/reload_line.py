@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Event
@@ -12,10 +12,10 @@ from api.bench.reload_plan import SLOWED_TIMES, Arm, Trouble
 from backends.builtin import BUILT_IN
 from backends.disk import DiskBackend
 from backends.throttle import Throttled
-from backends.wrapper import Wrapper
+from backends.wrapper import Wrapper, each_of
 from kvstore.clock import Clock
 from kvstore.registry import Kind, Registry
-from kvstore.seams import Backend
+from kvstore.seams import Backend, Want
 from policies.builtin import register_builtin as register_policies
 from policies.planning import READY, Choice, Plan, PlanRequest, Prediction, ReloadPolicy
 from policies.split import Splits
@@ -59,6 +59,7 @@ class Line(Wrapper):
             self._late_line: Backend = self._backend
             if speed is not None:
                 self._line = Throttled(self._backend, speed.bytes_per_s, speed.latency_s)
+            if speed is not None and speed.trouble is Trouble.SLOWS:
                 slow = speed.bytes_per_s / SLOWED_TIMES
                 self._late_line = Throttled(self._backend, slow, speed.latency_s)
 
@@ -70,22 +71,31 @@ class Line(Wrapper):
                 pass
 
     def get_into(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
+        (nbytes,) = self.get_each([Want(key, header, payload)])
+        return nbytes
+
+    def get_each(self, wants: Sequence[Want]) -> Iterator[int | None]:
+        """Yield as ``Streaming`` says; so latency is paid once an exchange, and the line can be kept full."""
         with self._changed:
             self._num_reading += 1
-            self._num_asked += 1
-            speed, line = self._speed, self._line
-            is_late = speed is not None and self._num_asked > speed.trouble_after
-            if speed is not None and is_late and speed.trouble is Trouble.SLOWS:
-                line = self._late_line
+            num_sound = self._num_sound(len(wants))
+            self._num_asked += len(wants)
+            line, late_line, speed = self._line, self._late_line, self._speed
         try:
-            if speed is not None and is_late and speed.trouble is Trouble.STALLS:
+            yield from each_of(line, wants[:num_sound])
+            if num_sound < len(wants) and speed is not None and speed.trouble is Trouble.STALLS:
                 self._released.wait()
-                line = self._backend
-            return line.get_into(key, header, payload)
+            yield from each_of(late_line, wants[num_sound:])
         finally:
             with self._changed:
                 self._num_reading -= 1
                 self._changed.notify_all()
+
+    def _num_sound(self, num: int) -> int:
+        """Return how many of the next blocks come before any trouble."""
+        if self._speed is None or self._speed.trouble is Trouble.NONE:
+            return num
+        return min(num, max(0, self._speed.trouble_after - self._num_asked))
 
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
         self._backend.put(key, header, payload)

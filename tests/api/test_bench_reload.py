@@ -34,6 +34,7 @@ from api.bench.reload_plan import (
 from api.bench.reload_statistics import BEST, CellSamples, Sample, mean_of, p99_over, percentile, ratio
 from api.cli import build_cli
 from backends.disk import DiskBackend
+from kvstore.seams import Streaming, Want
 from policies.cost_model import ComputeCost, LoadCost
 from policies.planning import READY, Choice, PlanRequest
 from policies.reload import Static
@@ -223,6 +224,20 @@ def test_a_line_that_stalls_holds_reads_after_some_until_it_is_settled(tmp_path:
     assert done.is_set()
     line.set(None)
     assert line.get_into(b"k" * 16, header, payload) is None
+
+
+def test_a_line_reads_in_exchanges_so_that_latency_is_paid_once_for_many(tmp_path: Path) -> None:
+    line = Line(DiskBackend(tmp_path))
+    wants = [Want(bytes([n]) * 16, memoryview(bytearray(256)), memoryview(bytearray(64))) for n in range(4)]
+    assert isinstance(line, Streaming)
+    line.set(Speed(1e9, 0.0, Trouble.STALLS, trouble_after=3))
+    answers = line.get_each(wants)
+    assert [next(answers) for _ in range(3)] == [None, None, None]
+    settling = Thread(target=line.settle)
+    settling.start()
+    assert list(answers) == [None]
+    settling.join(5.0)
+    assert not settling.is_alive()
 
 
 def test_arms_are_policies_of_the_registry_or_fixed_splits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from policies.cost_model import ComputeCost, LoadCost
 
@@ -19,6 +19,11 @@ class Choice(Enum):
 
 READY = "ready"
 """Stands for a tier where a block needs neither: its keys and values are on the device already."""
+
+
+def is_loadable(tier: str | None) -> TypeGuard[str]:
+    """Say whether a block that is in ``tier`` would have to be loaded from there."""
+    return tier not in {None, READY}
 
 
 @dataclass(frozen=True, slots=True)

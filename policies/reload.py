@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from policies.planning import READY, Choice, Plan, PlanRequest, Prediction
+from policies.planning import READY, Choice, Plan, PlanRequest, is_loadable
 from policies.split import Split, Splits
 
 _PROBED_BLOCKS = 2
@@ -43,7 +43,7 @@ class Static:
     def plan(self, request: PlanRequest) -> Plan:
         if request.previous is not None:
             decided = zip(request.previous.choices, request.tiers, strict=True)
-            is_loaded = any(choice is Choice.LOAD and tier not in {None, READY} for choice, tier in decided)
+            is_loaded = any(choice is Choice.LOAD and is_loadable(tier) for choice, tier in decided)
         else:
             num_reusable = sum(tier is not None for tier in request.tiers) * request.block_tokens
             is_loaded = num_reusable >= self.least_tokens and request.num_waiting < self.busy_waiting
@@ -100,23 +100,13 @@ def _plan(request: PlanRequest, splits: Splits, split: Split, reason: str) -> Pl
         else Choice.COMPUTE
         for index, tier in enumerate(request.tiers)
     )
-    return Plan(choices, _prediction(splits, split), reason)
-
-
-def _prediction(splits: Splits, split: Split) -> Prediction:
-    return Prediction(
-        ttft_s=split.ttft_s,
-        compute_s=split.compute_s,
-        load_s=split.load_s,
-        if_computed_s=splits.all_computed().ttft_s,
-        if_loaded_s=splits.all_loaded().ttft_s,
-    )
+    return Plan(choices, splits.prediction(split), reason)
 
 
 def _probes(request: PlanRequest, split: Split) -> tuple[int, ...]:
     """Return the last blocks of each tier that is not used and of which nothing was heard for long."""
     used = {request.tiers[index] for index in range(split.first_loaded, len(request.tiers))} & split.sources
-    unheard = {tier for tier in request.tiers if tier not in {None, READY} and tier not in request.loads}
+    unheard = {tier for tier in request.tiers if is_loadable(tier) and tier not in request.loads}
     probes: list[int] = []
     for tier in (request.stale | unheard) - used:
         blocks = [index for index, held in enumerate(request.tiers) if held == tier]
@@ -128,11 +118,11 @@ def _sentence(request: PlanRequest, plan: Plan) -> str:
     prediction = plan.prediction
     pairs = list(zip(plan.choices, request.tiers, strict=True))
     num_loaded = sum(choice is Choice.LOAD and tier != READY for choice, tier in pairs)
-    sources = sorted({tier for choice, tier in pairs if choice is Choice.LOAD and tier not in {None, READY}})
-    loaded = f"{num_loaded * request.block_tokens} tokens from {' and '.join(map(str, sources))}"
+    sources = sorted({tier for choice, tier in pairs if choice is Choice.LOAD and is_loadable(tier)})
+    loaded = f"{num_loaded * request.block_tokens} tokens from {' and '.join(sources)}"
     alone = f"{_span(prediction.if_computed_s)} to compute everything"
     alternatives = f"{alone}, {_span(prediction.if_loaded_s)} to load all that can be loaded"
-    if not any(tier not in {None, READY} for _, tier in pairs):
+    if not any(map(is_loadable, request.tiers)):
         return f"nothing to load: computing takes {_span(prediction.ttft_s)}"
     if not num_loaded:
         return f"computing alone is fastest: {alternatives}"

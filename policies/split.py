@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, combinations
 
-from policies.planning import READY, PlanRequest
+from policies.planning import READY, PlanRequest, Prediction
 
 _GRID = 32
 
@@ -40,10 +40,14 @@ class Split:
 
 
 class Splits:
-    """All ways to split the prompt of one request; pure, made for one decision."""
+    """All ways to split the prompt of one request; pure, made for one decision.
+
+    ``block_s`` is what each block adds to steps that are made anyway, ``trimmed`` how many tokens of a
+    block are computed already; ``rest`` are the tokens behind the last whole block, and what they add.
+    """
 
     def __init__(self, request: PlanRequest) -> None:
-        self._request = request
+        self.request = request
         self._num_blocks = len(request.tiers)
         self.sources = tuple(
             sorted({tier for tier in request.tiers if tier is not None and tier in request.loads})
@@ -51,11 +55,13 @@ class Splits:
         step, cost = request.block_tokens, request.compute
         first_s = cost.marginal_s(0, step)
         rise_s = cost.marginal_s(step, 2 * step) - first_s
-        self._block_s = [first_s + rise_s * index for index in range(self._num_blocks)]
-        whole = self._num_blocks * step
-        self._rest_tokens = max(0, request.prompt_tokens - max(whole, request.position))
-        self._rest_s = cost.marginal_s(max(whole, request.position), request.prompt_tokens)
-        self._trim_started_block()
+        self.block_s = [first_s + rise_s * index for index in range(self._num_blocks)]
+        rest_from = max(self._num_blocks * step, request.position)
+        self.rest = (
+            max(0, request.prompt_tokens - rest_from),
+            cost.marginal_s(rest_from, request.prompt_tokens),
+        )
+        self.trimmed = self._trim_started_block()
 
     def all_computed(self) -> Split:
         """Return the split that loads nothing."""
@@ -77,27 +83,24 @@ class Splits:
         """Return the split at a block, with every tier in use."""
         return _Ways(self, frozenset(self.sources)).at(first_loaded)
 
-    def _trim_started_block(self) -> None:
+    def prediction(self, split: Split) -> Prediction:
+        """Return what ``split`` is expected to take, beside the two alternatives to any."""
+        return Prediction(
+            ttft_s=split.ttft_s,
+            compute_s=split.compute_s,
+            load_s=split.load_s,
+            if_computed_s=self.all_computed().ttft_s,
+            if_loaded_s=self.all_loaded().ttft_s,
+        )
+
+    def _trim_started_block(self) -> dict[int, int]:
         """Leave of the block in which computing stands what it has not computed yet."""
-        index, offset = divmod(self._request.position, self._request.block_tokens)
-        self.trimmed = {index: offset} if offset and index < self._num_blocks else {}
-        for index in self.trimmed:
-            end = (index + 1) * self._request.block_tokens
-            self._block_s[index] = self._request.compute.marginal_s(self._request.position, end)
-
-    def block_s(self) -> Sequence[float]:
-        """Return what each block adds to steps that are made anyway."""
-        return self._block_s
-
-    @property
-    def request(self) -> PlanRequest:
-        """What is decided about."""
-        return self._request
-
-    @property
-    def rest(self) -> tuple[int, float]:
-        """Tokens behind the last whole block, and the seconds that they add to a step."""
-        return self._rest_tokens, self._rest_s
+        index, offset = divmod(self.request.position, self.request.block_tokens)
+        if not offset or index >= self._num_blocks:
+            return {}
+        end = (index + 1) * self.request.block_tokens
+        self.block_s[index] = self.request.compute.marginal_s(self.request.position, end)
+        return {index: offset}
 
 
 class _Ways:
@@ -107,7 +110,7 @@ class _Ways:
         request = self._request = splits.request
         self._sources = sources
         self._rest_tokens, self._rest_s = splits.rest
-        tiers, block_s = request.tiers, splits.block_s()
+        tiers, block_s = request.tiers, splits.block_s
         is_loadable = [tier in sources for tier in tiers]
         is_hole = [tier != READY and not loadable for tier, loadable in zip(tiers, is_loadable, strict=True)]
         tokens = [request.block_tokens - splits.trimmed.get(index, 0) for index in range(len(tiers))]

@@ -17,7 +17,7 @@ from kvstore.clock import Clock
 from kvstore.registry import Kind, Registry
 from kvstore.seams import Backend, Want
 from policies.builtin import register_builtin as register_policies
-from policies.planning import READY, Choice, Plan, PlanRequest, Prediction, ReloadPolicy
+from policies.planning import READY, Choice, Plan, PlanRequest, ReloadPolicy, is_loadable
 from policies.split import Splits
 
 POLICY = "bench"
@@ -115,18 +115,11 @@ class FixedSplit:
     def plan(self, request: PlanRequest) -> Plan:
         first = round(self.computed_share * len(request.tiers))
         choices = tuple(
-            Choice.LOAD if tier == READY or (tier is not None and index >= first) else Choice.COMPUTE
+            Choice.LOAD if tier == READY or (is_loadable(tier) and index >= first) else Choice.COMPUTE
             for index, tier in enumerate(request.tiers)
         )
         splits = Splits(request)
-        split = splits.at(first)
-        prediction = Prediction(
-            ttft_s=split.ttft_s,
-            compute_s=split.compute_s,
-            load_s=split.load_s,
-            if_computed_s=splits.all_computed().ttft_s,
-            if_loaded_s=splits.all_loaded().ttft_s,
-        )
+        prediction = splits.prediction(splits.at(first))
         return Plan(choices, prediction, f"the first {first} blocks are computed")
 
 

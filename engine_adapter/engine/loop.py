@@ -22,7 +22,7 @@ from kvstore.errors import InvariantError
 from kvstore.leases import Hit
 from policies.cost_model import Work as StepWork
 from policies.cost_model import attended_between
-from policies.planning import READY
+from policies.planning import is_loadable
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Loop:
     def _verify(self, sequence: Sequence, hit: Hit) -> None:
         sequence.is_served = False
         tiers = sequence.ownership.tiers
-        self._verifier.summon(sequence, hit, lambda index: tiers[index] not in {None, READY})
+        self._verifier.summon(sequence, hit, lambda index: is_loadable(tiers[index]))
 
     def _collect(self) -> bool:
         has_moved = False

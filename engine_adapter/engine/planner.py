@@ -15,7 +15,7 @@ from engine_adapter.engine.plans import Planning, chosen_by
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from policies.cost_model import ComputeCost
-from policies.planning import READY, Plan, PlanRequest, ReloadPolicy
+from policies.planning import READY, Plan, PlanRequest, ReloadPolicy, is_loadable
 from policies.reload import AlwaysCompute
 
 _log = logging.getLogger(__name__)
@@ -111,8 +111,8 @@ class Planner:
         plan = self.decide(request)
         sequence.planned_at = sequence.num_computed
         if sequence.planning is None:
-            found = Counter(tier for tier in request.tiers if tier not in {None, READY})
-            tokens = {str(tier): num * self._block_tokens for tier, num in found.items()}
+            found = Counter(filter(is_loadable, request.tiers))
+            tokens = {tier: num * self._block_tokens for tier, num in found.items()}
             chosen = chosen_by(plan, request.tiers)
             sequence.planning = Planning(self.policy.name, chosen, plan, plan, now_s, now_s, tokens)
         else:

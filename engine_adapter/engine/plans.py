@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine_adapter.engine.request import Chosen, Mode, Planned
-from policies.planning import READY, Choice, Plan
+from policies.planning import Choice, Plan, is_loadable
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Planning:
 def chosen_by(plan: Plan, tiers: Sequence[str | None]) -> Chosen:
     """Return whether a plan loads all that ``tiers`` have, nothing of it, or some."""
     pairs = zip(plan.choices, tiers, strict=True)
-    loadable = {choice for choice, tier in pairs if tier not in {None, READY}}
+    loadable = {choice for choice, tier in pairs if is_loadable(tier)}
     if Choice.LOAD not in loadable:
         return "compute"
     return "both" if Choice.COMPUTE in loadable else "load"

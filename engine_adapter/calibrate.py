@@ -23,6 +23,7 @@ _STEPS_BUDGET_S = 2.0
 _TIERS_BUDGET_S = 0.8
 _MOST_BLOCKS = 8
 _NUM_READERS = 4
+_NUM_COPIES = 5
 _LEFT_BEHIND_MS = 60_000
 # Tokens computed and the position they begin at; the cheapest first, for the time may not suffice for all.
 _STEPS = ((16, 0), (128, 0), (1, 1024), (128, 1024), (512, 0), (512, 1024))
@@ -63,15 +64,19 @@ def measure_steps(
 
 
 def measure_copy(pool: DevicePool, arena: Arena, costs: CostBook, clock: Clock) -> None:
-    """Time a copy of one block from our own memory to the device."""
+    """Time copies of one block from our own memory to the device.
+
+    The first, which touches new memory, is left out.
+    """
     slot, blocks = arena.allocate(pool.shape.block_bytes), pool.allocate(1)
-    for _ in range(3 if slot and blocks else 0):
-        began_s = clock.monotonic_s()
-        if slot and blocks:
+    if slot is not None and blocks is not None:
+        pool.write_block(blocks[0], slot.view)
+        for _ in range(_NUM_COPIES):
+            began_s = clock.monotonic_s()
             pool.write_block(blocks[0], slot.view)
-        now_s = clock.monotonic_s()
-        costs.note_copy(now_s - began_s, now_s)
-    if slot:
+            now_s = clock.monotonic_s()
+            costs.note_copy(now_s - began_s, now_s)
+    if slot is not None:
         slot.free()
     pool.release(blocks or [])
 

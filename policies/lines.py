@@ -23,7 +23,7 @@ _HALF_LIFE_S = 60.0
 _NEW_SHARE = 0.3
 _MOST_RATIO = 3.0
 _LEAST_LATENCY_S = 1e-4
-_STALE_AFTER_S = 10.0
+_STALE_AFTER_S = 2.0
 # Several readers' blocks arrive in clumps: fewer gaps than this may all lie within one.
 _LEAST_GAPS = 4
 _GAPS_OF_A_SAMPLE = 8

@@ -9,6 +9,7 @@ from policies.planning import READY, Choice, Plan, PlanRequest, is_loadable
 from policies.split import Split, Splits
 
 _PROBED_BLOCKS = 2
+_LEAST_GAIN = 0.03
 
 
 class AlwaysLoad:
@@ -69,15 +70,18 @@ class Timeout:
 class Measured:
     """Computes the head and loads the tail, split where measured costs say that both end together.
 
-    With costs that make one of them pointless it does only the other. A tier that it does not use
-    is asked for a few blocks now and then, so that a change is noticed.
+    With costs that make one of them pointless it does only the other; loads are not begun for a gain
+    that is smaller than the forecast's error. A tier that it does not use is asked for a few blocks
+    now and then, so that a change is noticed.
     """
 
     weighs_costs = True
 
     def plan(self, request: PlanRequest) -> Plan:
         splits = Splits(request)
-        best = splits.best()
+        best, alone = splits.best(), splits.all_computed()
+        if not request.in_flight and best.cost_s > (1 - _LEAST_GAIN) * alone.cost_s:
+            best = alone
         plan = _plan(request, splits, best, "")
         return replace(plan, reason=_sentence(request, plan), probes=_probes(request, best))
 

@@ -82,7 +82,7 @@ def test_a_line_is_learnt_from_transfers() -> None:
     cost = costs.loads(100.0)["disk"]
     assert cost.bytes_per_s == pytest.approx(100 * BLOCK_BYTES, rel=0.15)
     assert cost.latency_s == pytest.approx(0.02, rel=0.2)
-    assert costs.stale(25.0) == frozenset()
+    assert costs.stale(21.0) == frozenset()
     assert costs.stale(100.0) == {"disk"}
 
 

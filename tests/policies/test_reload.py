@@ -51,6 +51,17 @@ def test_static_loads_much_while_few_wait(num_blocks: int, num_waiting: int, *, 
     assert "1024 reusable tokens" in plan.reason
 
 
+def test_measured_begins_no_load_for_a_gain_within_the_forecast_s_error() -> None:
+    def plan_at(times_break_even: float, in_flight: frozenset[int] = frozenset()) -> Plan:
+        tiers = ["disk"] * 100
+        loads = {"disk": line(times_break_even)}
+        return Measured().plan(about(tiers, loads, in_flight=in_flight))
+
+    assert Choice.LOAD in plan_at(0.05).choices
+    assert Choice.LOAD not in plan_at(0.02).choices
+    assert Choice.LOAD in plan_at(0.02, frozenset({99})).choices
+
+
 @pytest.mark.parametrize("num_waiting", [0, 8])
 def test_static_decides_once(num_waiting: int) -> None:
     request = about([READY] * 4 + ["disk"] * 60, num_waiting=num_waiting)

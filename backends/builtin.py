@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from backends.disk import DiskBackend
@@ -13,21 +15,15 @@ from kvstore.seams import Backend, Codec
 
 def redis_backend(**options: Any) -> Backend:
     """Return a ``RedisBackend``. Raises ``PluginError`` when what it needs is not installed."""
-    try:
+    with _needing_extra(Kind.BACKEND, "redis"):
         from backends.redis_backend import RedisBackend  # noqa: PLC0415 - an extra, for those who use it
-    except ModuleNotFoundError as error:
-        reason = f"{error.name} is not installed: pip install 'prefixd[redis]'"
-        raise PluginError(Kind.BACKEND.value, "redis", reason) from error
     return RedisBackend(**options)
 
 
 def byte_planes(**options: Any) -> Codec:
     """Return a ``BytePlanes``. Raises ``PluginError`` when what it needs is not installed."""
-    try:
+    with _needing_extra(Kind.CODEC, "zstd-planes"):
         from backends.byte_planes import BytePlanes  # noqa: PLC0415 - an extra, for those who use it
-    except ModuleNotFoundError as error:
-        reason = f"{error.name} is not installed: pip install 'prefixd[redis]'"
-        raise PluginError(Kind.CODEC.value, "zstd-planes", reason) from error
     return BytePlanes(**options)
 
 
@@ -45,3 +41,12 @@ def register_builtin(registry: Registry) -> None:
     for name, factory in BUILT_IN.items():
         registry.register(Kind.BACKEND, name, factory)
     registry.register(Kind.CODEC, "zstd-planes", byte_planes)
+
+
+@contextmanager
+def _needing_extra(kind: Kind, name: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed: pip install 'prefixd[redis]'"
+        raise PluginError(kind.value, name, reason) from error

@@ -14,7 +14,7 @@ https://github.com/ai-dynamo/dynamo/issues/6101; Llama 3 was trained at 0.38 to 
 (https://arxiv.org/abs/2407.21783, table 4)."""
 
 _TCP_SHARE = 1448 / 1538  # payload of a full Ethernet frame of 1,500 bytes, by what it takes on the wire
-_DATACENTRE_S = 0.5e-3
+_DATACENTRE_S = 0.5e-3  # a round trip within a data centre
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,6 @@ class Device:
     name: str
     peak_flops: float
     memory_bytes_per_s: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +33,30 @@ class Link:
     name: str
     what: str
     cost: LoadCost
-    source: str
 
 
 def _network(gigabits: int) -> Link:
     cost = LoadCost(_DATACENTRE_S, gigabits / 8 * 1e9 * _TCP_SHARE)
-    source = "line rate less the headers of TCP in frames of 1,500 bytes; a round trip within a data centre"
-    return Link(f"net-{gigabits}g", f"{gigabits} Gb/s network", cost, source)
+    return Link(f"net-{gigabits}g", f"{gigabits} Gb/s network", cost)
 
 
 _DEVICES = (
-    Device("H100", 989.4e12, 3.35e12, "https://www.nvidia.com/en-us/data-center/h100/, SXM"),
-    Device("H200", 989.4e12, 4.8e12, "https://www.nvidia.com/en-us/data-center/h200/, SXM"),
+    # https://www.nvidia.com/en-us/data-center/h100/ and h200/, SXM
+    Device("H100", 989.4e12, 3.35e12),
+    Device("H200", 989.4e12, 4.8e12),
 )
 
 _LINKS = (
-    Link(
-        "host",
-        "host memory over PCIe 5 x16",
-        LoadCost(20e-6, 55e9),
-        "32 GT/s on 16 lanes are 63 GB/s one way, of which packet headers leave 55 to 58",
-    ),
-    Link(
-        "nvme",
-        "NVMe over PCIe 4 x4",
-        LoadCost(100e-6, 6.5e9),
-        "a Samsung PM9A3 (U.2) reads 6.5 GB/s by its data sheet; one read from flash takes some 0.1 ms",
-    ),
+    # 32 GT/s on 16 lanes are 63 GB/s one way, of which packet headers leave 55 to 58.
+    Link("host", "host memory over PCIe 5 x16", LoadCost(20e-6, 55e9)),
+    # A Samsung PM9A3 (U.2) reads 6.5 GB/s by its data sheet; one read from flash takes some 0.1 ms.
+    Link("nvme", "NVMe over PCIe 4 x4", LoadCost(100e-6, 6.5e9)),
     _network(10),
     _network(25),
     _network(100),
     _network(200),
-    Link(
-        "redis",
-        "Valkey over TCP",
-        LoadCost(100e-6, 1.9e9),
-        "measured: 64 blocks of 1 MiB in one exchange, loopback, two cores of a shared server CPU",
-    ),
+    # Measured: 64 blocks of 1 MiB in one exchange, loopback, two cores of a shared server CPU.
+    Link("redis", "Valkey over TCP", LoadCost(100e-6, 1.9e9)),
 )
 
 DEVICES: Mapping[str, Device] = MappingProxyType({device.name: device for device in _DEVICES})

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Event as Flag
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,12 @@ from engine_adapter import calibrate
 from engine_adapter.calibrate import measure_copy, measure_steps, measure_tiers
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.models import LoadedModel
-from engine_adapter.engine.runner import ModelRunner
+from engine_adapter.engine.runner import Chunk, ModelRunner
 from engine_adapter.engine.sdpa import SdpaAttention
 from kvstore.arena import Arena
 from kvstore.clock import Clock
 from policies.lru import LeafFirstLRU
-from tests.engine_adapter.rig import eventually
+from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, eventually
 
 BLOCK_BYTES = 100_000
 
@@ -65,6 +66,33 @@ def test_steps_are_measured_no_longer_than_there_is_time(tiny_model: LoadedModel
 
     assert next(times) < 10
     assert pool.num_free == 256
+
+
+class SlowAtFirst:
+    """A runner that reads its weights in the first step, for a minute; so much a token from then on."""
+
+    def __init__(self, token_s: float) -> None:
+        self.now_s = 0.0
+        self._token_s = token_s
+        self._is_warm = False
+
+    def forward(self, chunks: Sequence[Chunk]) -> None:
+        self.now_s += self._token_s * sum(len(chunk.tokens) for chunk in chunks) if self._is_warm else 60.0
+        self._is_warm = True
+
+
+@pytest.mark.parametrize("token_s", [0.001, 0.02], ids=["usual", "time for two kinds of steps only"])
+def test_a_first_step_that_takes_a_minute_leaves_time_to_measure_others(
+    token_s: float, make_rig: MakeRig
+) -> None:
+    slow = SlowAtFirst(token_s)
+    runner: Any = slow
+    rig, costs = make_rig(num_blocks=256), CostBook(BLOCK_TOKENS * 1024)
+    measure_steps(runner, rig.pool, costs, Clock(monotonic_s=lambda: slow.now_s), most_tokens=512)
+    cost = costs.compute()
+    assert cost is not None
+    assert cost.prefill_s(0, 128, 512) == pytest.approx(128 * token_s, rel=0.05)
+    assert cost.prefill_s(0, 16, 512) == pytest.approx(16 * token_s, rel=0.05)
 
 
 def test_a_copy_is_measured_and_its_memory_given_back(tiny_model: LoadedModel, arena: Arena) -> None:

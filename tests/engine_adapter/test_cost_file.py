@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine_adapter.cost_file import CostFile
+from engine_adapter.cost_file import CostFile, costs_of_this_machine
 from engine_adapter.engine.costs import CostBook, KnownCosts
 from policies.cost_model import Work
 from policies.lines import LineState
@@ -124,3 +125,25 @@ def test_a_book_made_from_any_file_that_is_read_learns_on(tmp_path: Path) -> Non
     assert costs.compute() is not None
     assert costs.loads(3.0)["disk"].bytes_per_s > 0
     assert costs.overdue_s("disk", 3.0) > 0
+
+
+def test_what_is_kept_is_told_with_what_it_is_about_the_newest_first(tmp_path: Path) -> None:
+    for age_s, model in enumerate(("new", "old")):
+        CostFile(tmp_path, model, about=f"{model} on cpu").write(KNOWN)
+        for path in set(tmp_path.glob("*.json")):
+            if model in path.read_text():
+                os.utime(path, (1000 - age_s, 1000 - age_s))
+    assert costs_of_this_machine(tmp_path) == [("new on cpu", KNOWN), ("old on cpu", KNOWN)]
+
+
+def test_what_another_machine_or_version_left_is_not(tmp_path: Path) -> None:
+    CostFile(tmp_path, "theirs", about="theirs").write(KNOWN)
+    (path,) = tmp_path.glob("*.json")
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "machine": "another"}))
+    del facts["machine"]
+    (tmp_path / "without.json").write_text(json.dumps(facts))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    assert costs_of_this_machine(tmp_path) == []
+    assert costs_of_this_machine(tmp_path / "nowhere") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ _UNKNOWN = ComputeCost(0.0, 1e-3, 0.0)
 _DECODE_WEIGHT = 0.25
 _REVIEW_SHARE = 0.01
 _LEAST_REVIEW_S = 0.002
+_MOST_REVIEW_S = 60.0
 _ANSWER_SHARE = 0.03
 
 
@@ -125,9 +127,8 @@ class Planner:
         """Return the policy's plan; one that fails has everything computed."""
         try:
             plan = self.policy.policy.plan(request)
-            if len(plan.choices) == len(request.tiers):
+            if not (fault := _fault_of(plan, len(request.tiers))):
                 return plan
-            fault = f"{len(plan.choices)} choices for {len(request.tiers)} blocks"
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without loads
             fault = f"{type(error).__name__}: {error}"
         _log.error("reload policy %s failed: %s", self.policy.name, fault)
@@ -211,6 +212,18 @@ class Planner:
         return sequence.num_computed // self._block_tokens
 
 
+def _fault_of(plan: Plan, num_blocks: int) -> str:
+    """Return what makes a plan unfit to be followed; empty: nothing. Raises where it is no plan at all."""
+    if len(plan.choices) != num_blocks:
+        return f"{len(plan.choices)} choices for {num_blocks} blocks"
+    prediction = plan.prediction
+    times_s = prediction.ttft_s, prediction.compute_s, prediction.if_computed_s, prediction.if_loaded_s
+    if not all(math.isfinite(time_s) and time_s >= 0 for time_s in times_s):
+        return "it predicts times that cannot be"
+    tuple(plan.probes)
+    return ""
+
+
 def _is_reviewed(sequence: Sequence) -> bool:
     return not sequence.is_decoding and sequence.planning is not None and sequence.ownership.num_loading > 0
 
@@ -220,4 +233,4 @@ def _due_s(sequence: Sequence) -> float:
     if planning is None:
         return 0.0
     predicted_s = planning.latest.prediction.if_computed_s
-    return planning.latest_s + max(_LEAST_REVIEW_S, _REVIEW_SHARE * predicted_s)
+    return planning.latest_s + min(_MOST_REVIEW_S, max(_LEAST_REVIEW_S, _REVIEW_SHARE * predicted_s))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +16,7 @@ from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.leases import Hit
 from policies.lines import LineState
-from policies.planning import READY, Choice, Plan, PlanRequest
+from policies.planning import READY, Choice, Plan, PlanRequest, Prediction
 from policies.reload import AlwaysCompute, AlwaysLoad
 from tests.engine_adapter.believing import believing
 from tests.engine_adapter.test_takeover import HandDriven
@@ -195,8 +197,24 @@ class TooShort:
         return Plan(plan.choices[:-1], plan.prediction, plan.reason)
 
 
+@dataclass
+class Predicting:
+    prediction: Any
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return replace(AlwaysLoad().plan(request), prediction=self.prediction)
+
+
 @pytest.mark.parametrize(
-    ("policy", "fault"), [(Failing(), "ZeroDivisionError: its own"), (TooShort(), "3 choices for 4 blocks")]
+    ("policy", "fault"),
+    [
+        (Failing(), "ZeroDivisionError: its own"),
+        (TooShort(), "3 choices for 4 blocks"),
+        (Predicting(Prediction(1, 1, 1, math.inf, 1)), "it predicts times that cannot be"),
+        (Predicting(Prediction(math.nan, 1, 1, 1, 1)), "it predicts times that cannot be"),
+        (Predicting(Prediction(1, 1, 1, -1, 1)), "it predicts times that cannot be"),
+        (Predicting(None), "AttributeError: 'NoneType' object has no attribute 'ttft_s'"),
+    ],
 )
 def test_a_policy_that_fails_costs_the_loads_and_nothing_else(policy: Any, fault: str) -> None:
     desk = Desk(policy)

@@ -9,6 +9,7 @@ from backends.pagelock import cuda_page_locker
 from engine_adapter.calibrate import measure_tiers
 from engine_adapter.engine.costs import MOST_BLOCKS_ON_WAY, CostBook
 from engine_adapter.engine.models import LoadedModel
+from engine_adapter.engine.verifying import MOST_WITNESSES
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
@@ -49,7 +50,7 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     block_bytes = model.kv_shape.block_bytes
     host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
     num_loaded_from = sum(setup.name != HOST for setup in config.tiers)
-    num_staged = _STORED_MEANWHILE + num_loaded_from * MOST_BLOCKS_ON_WAY
+    num_staged = _STORED_MEANWHILE + MOST_WITNESSES + num_loaded_from * MOST_BLOCKS_ON_WAY
     staging_bytes = max(_MIN_STAGING_BYTES, num_staged * slot_stride(block_bytes))
     lock_pages = cuda_page_locker() if model.device.type == "cuda" else None
     arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages)

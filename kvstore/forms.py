@@ -44,8 +44,9 @@ class Forms:
             self._add(each)
 
     def knows(self, header: Header) -> bool:
-        """Say whether blocks of this form can be read here."""
+        """Say whether blocks of this form can be read here; sizes that cannot be are no form of ours."""
         is_whole = header.is_of_this_version and header.parts == 1
+        is_whole = is_whole and 0 < header.stored_bytes <= header.raw_bytes
         return is_whole and (header.codec == RAW_CODEC or header.codec in self._known)
 
     def encode(self, raw: memoryview) -> Stored:

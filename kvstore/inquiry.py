@@ -79,7 +79,9 @@ class Inquiries:
         self._placement = placement
         self._clock = clock
 
-    def begin(self, keys: Sequence[bytes], deadline_s: float, on_done: OnDone | None) -> Inquiry | None:
+    def begin(
+        self, keys: Sequence[bytes], deadline_s: float, on_done: OnDone | None, block_bytes: int | None
+    ) -> Inquiry | None:
         """Ask; see ``TieredStore.inquire``. Never blocks."""
         questions = [(tier, wanted) for tier in self._tiers if (wanted := self._wanted(tier, keys))]
         if not questions:
@@ -91,7 +93,8 @@ class Inquiries:
 
         inquiry = Inquiry([tier for tier, _ in questions], on_done, note_if_late)
         for tier, wanted in questions:
-            if not tier.is_readable() or not tier.pool.ask(partial(self._run, inquiry, tier, wanted)):
+            ask = partial(self._run, inquiry, tier, wanted, block_bytes)
+            if not tier.is_readable() or not tier.pool.ask(ask):
                 tier.counters.add(Count.REFUSED_INQUIRIES)
                 inquiry.answered(tier)
         return inquiry
@@ -102,15 +105,17 @@ class Inquiries:
         there = self._index.peek(keys, faster, self._clock.wall_ms())
         return [key for key, tiers in zip(keys, there, strict=True) if not tiers]
 
-    def _run(self, inquiry: Inquiry, tier: SharedTier, keys: Sequence[bytes]) -> None:
+    def _run(
+        self, inquiry: Inquiry, tier: SharedTier, keys: Sequence[bytes], block_bytes: int | None
+    ) -> None:
         try:
             if inquiry.is_wanted() and not tier.pool.is_closing:
-                self._ask(tier, keys)
+                self._ask(tier, keys, block_bytes)
         finally:
             if inquiry.answered(tier):
                 inquiry.notify()
 
-    def _ask(self, tier: SharedTier, keys: Sequence[bytes]) -> None:
+    def _ask(self, tier: SharedTier, keys: Sequence[bytes], block_bytes: int | None) -> None:
         believed = self._index.held(tier.bit, keys)  # before asking: what is stored meanwhile is not denied
         answer = tier.ask(keys)
         if answer is None:
@@ -118,13 +123,21 @@ class Inquiries:
         now_ms = self._clock.wall_ms()
         found: list[Header] = []
         for key, header in zip(keys, answer, strict=True):
-            if header is not None and header.key == key and _is_alive(header, now_ms) and tier.knows(header):
+            if (
+                header is not None
+                and header.key == key
+                and self._is_usable(tier, header, now_ms, block_bytes)
+            ):
                 found.append(header)
             elif key in believed:
                 self._denied(tier, key, header, now_ms)
         beyond = self._enter(tier, found)
         if beyond:
             tier.pool.write(partial(self._enter_behind, tier, beyond))
+
+    def _is_usable(self, tier: SharedTier, header: Header, now_ms: int, block_bytes: int | None) -> bool:
+        is_of_our_size = block_bytes in {None, header.raw_bytes}
+        return is_of_our_size and _is_alive(header, now_ms) and tier.knows(header)
 
     def _denied(self, tier: SharedTier, key: bytes, header: Header | None, now_ms: int) -> None:
         """Drop what was believed to be there: it is not, it has ended, or it cannot be read here."""

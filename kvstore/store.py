@@ -111,18 +111,23 @@ class TieredStore:
         return Absence(cause, "" if cause is Cause.NEVER_STORED else self._names[bit], at_ms)
 
     def inquire(
-        self, keys: Sequence[bytes], deadline_s: float, on_done: OnDone | None = None
+        self,
+        keys: Sequence[bytes],
+        deadline_s: float,
+        on_done: OnDone | None = None,
+        block_bytes: int | None = None,
     ) -> Inquiry | None:
         """Ask each tier on a shared medium for those of ``keys`` that no faster tier has; never blocks.
 
         ``None``: there is nothing to ask. What is there can be looked up once the inquiry is done, and
         what was believed to be there and is not is dropped. It may be done at once, as when the tiers
         are left out for their faults; otherwise ``on_done`` is called on a transfer thread when it is.
-        One abandoned after ``deadline_s`` (monotonic) counts as a fault of the tiers it waits for.
+        One abandoned after ``deadline_s`` (monotonic) counts as a fault of the tiers it waits for. A block
+        whose raw length is not ``block_bytes`` is left where it is and not found.
         Raises ``StoreClosedError`` after ``close``.
         """
         self._refuse_when_closed()
-        return self._inquiries.begin(keys, deadline_s, on_done)
+        return self._inquiries.begin(keys, deadline_s, on_done, block_bytes)
 
     def load(self, hit: Hit, index: int, deadline_s: float, on_done: OnDone | None = None) -> Ticket:
         """Begin to load block ``index`` of ``hit`` from its fastest tier that stores bytes.

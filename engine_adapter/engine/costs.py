@@ -61,7 +61,8 @@ class CostBook:
 
     def note_transfer(self, transfer: Transfer) -> None:
         """Take note of a block read from a medium; never blocks."""
-        self._unread.append(transfer)
+        if transfer.raw_bytes > 0:  # what is empty has no rate
+            self._unread.append(transfer)
 
     def note_step(self, work: Work, took_s: float) -> None:
         """Take note of a step that was made."""

@@ -75,7 +75,7 @@ class Engine:
         self._scheduler = Scheduler(self._prefix, config, self._clock)
         chunk_tokens = config.max_batched_tokens
         self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
-        self._verifier = Verifier(pool, store, self._clock, config.verify_share, config.load_deadline_s)
+        self._verifier = Verifier(pool, store, config.verify_share)
         relatives = Relatives(store, self._clock)
         block_tokens = pool.shape.block_tokens
         self._accounts = Accounts(store, self._clock, costs, relatives, block_tokens, chunk_tokens)

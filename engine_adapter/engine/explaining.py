@@ -120,7 +120,8 @@ class Explainer:
 
     def _find(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
         """Return each block's fastest tier, after shared media were asked."""
-        inquiry = self._store.inquire(keys, self._clock.monotonic_s() + self._answer_s)
+        ends_s = self._clock.monotonic_s() + self._answer_s
+        inquiry = self._store.inquire(keys, ends_s, block_bytes=self._prefix.pool.shape.block_bytes)
         if inquiry is not None:
             inquiry.wait(self._answer_s)
             inquiry.abandon()

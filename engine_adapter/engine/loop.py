@@ -90,7 +90,7 @@ class Loop:
         running = self._scheduler.running
         due = [sequence.ownership.next_deadline_s for sequence in running]
         due.append(self._planner.next_review_s(running))
-        due += [sequence.answer_due_s for sequence in running if sequence.inquiry is not None]
+        due += [sequence.answer_due_s for sequence in running]
         first_s = min((due_s for due_s in due if due_s is not None), default=None)
         return None if first_s is None else max(0.0, first_s - self._clock.monotonic_s())
 
@@ -154,7 +154,7 @@ class Loop:
         inquiry = sequence.inquiry
         has_answer = inquiry is not None and inquiry.done()
         if has_answer:
-            sequence.inquiry, sequence.answer_due_s = None, 0.0
+            sequence.inquiry, sequence.answer_due_s = None, None
         if has_answer or self._prefix.is_lease_ending(sequence):
             self._look_up(sequence)
         return has_answer
@@ -240,6 +240,7 @@ class Loop:
         if self._open.pop(sequence.number, None) is None:
             return
         self._verifier.dismiss(sequence)
+        sequence.leave_tiers()
         self._scheduler.remove(sequence)
         usage = sequence.usage()
         self.tally.add(reason, usage)

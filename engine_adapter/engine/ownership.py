@@ -169,6 +169,7 @@ class Ownership:
     def arrivals(self, now_s: float) -> Iterator[tuple[int, LoadedBlock]]:
         """Yield the blocks whose loads have arrived, the caller's to release.
 
+        ``make_ready`` or ``refuse`` must follow for each, before the next.
         Blocks whose load missed or is late go over to computing. A late load takes those not yet
         started with it: they would wait for the same tier.
         """
@@ -192,6 +193,10 @@ class Ownership:
         self._forget(index)
         self._owners[index] = Owner.READY
         self._ready_from[index] = tier
+
+    def refuse(self, index: int) -> None:
+        """Block ``index`` has arrived and cannot be used: computing takes it over."""
+        self._fail(index)
 
     def begin_computing(self, first: int, end: int) -> None:
         """Give up the loads of blocks ``first`` to ``end``, which are computed now."""

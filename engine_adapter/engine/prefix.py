@@ -91,7 +91,9 @@ class PrefixCache:
             keys = self._prefill_keys(sequence)
             deadline_s = self._loads.clock.monotonic_s() + self._loads.deadline_s
             with suppress(StoreClosedError):
-                sequence.inquiry = self.store.inquire(keys, deadline_s, self._loads.on_done)
+                sequence.inquiry = self.store.inquire(
+                    keys, deadline_s, self._loads.on_done, self.pool.shape.block_bytes
+                )
 
     def look_up(self, sequence: Sequence) -> Hit | None:
         """Look up what the pool does not have; the lease is the caller's, ``None`` without one.
@@ -121,7 +123,9 @@ class PrefixCache:
         num_loading = sequence.ownership.num_loading
         for index, loaded in sequence.ownership.arrivals(now_s):
             try:
-                if not self._share(sequence, index):
+                if not self._is_usable(sequence, index, loaded):
+                    sequence.ownership.refuse(index)
+                elif not self._share(sequence, index):
                     self._write(sequence, index, loaded)
                     if sequence.cache.writes and not self._holds_last_token(sequence, index):
                         self._publish(sequence, index)
@@ -209,6 +213,11 @@ class PrefixCache:
         if self.pool.num_available < num:
             self._storing.store_all()
         return self.pool.num_available >= num
+
+    def _is_usable(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> bool:
+        """Say whether a block is of our size, and was neither ended nor quarantined since it arrived."""
+        is_of_our_size = len(loaded.data) == self.pool.shape.block_bytes
+        return is_of_our_size and not self.store.ended(sequence.keys[index : index + 1])
 
     def _write(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> None:
         clock, began_s = self._loads.clock, self._loads.clock.monotonic_s()

@@ -130,8 +130,10 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int, elsewhere: set[bytes]) -> Work | None:
         """Return the next piece of a prefill, and add the keys it computes to ``elsewhere``."""
         self._prefix.advance(sequence)
-        if self._clock.monotonic_s() < sequence.answer_due_s:
-            return None
+        if sequence.answer_due_s is not None:
+            if self._clock.monotonic_s() < sequence.answer_due_s:
+                return None
+            sequence.answer_due_s = None
         start = sequence.num_computed
         limit = min(sequence.num_prefill, start + budget)
         end = self._prefix.computable_end(sequence, limit, elsewhere)

@@ -77,8 +77,8 @@ class Sequence:
         self.is_served = mode in {Mode.SERVE, Mode.VERIFY}
         """Whether blocks of lower tiers are used; not where a hit is only predicted or verified."""
         self.inquiry: Inquiry | None = None
-        self.answer_due_s = 0.0
-        """Until when computing waits for the answer to the inquiry."""
+        self.answer_due_s: float | None = None
+        """Until when computing waits for the answer to the inquiry; ``None``: not, or not any more."""
         self.planning: Planning | None = None
         self.planned_at = -1
         self.miss: Miss | None = None
@@ -104,7 +104,7 @@ class Sequence:
         """Nothing of it will be loaded any more."""
         if self.inquiry is not None:
             self.inquiry.abandon()
-            self.inquiry = None
+            self.inquiry, self.answer_due_s = None, None
         self.ownership.close()
 
     def restart(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,13 +10,13 @@ import torch
 
 from backends.device import DevicePool
 from engine_adapter.engine.sequence import Sequence
-from kvstore.clock import Clock
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.leases import Hit
 from kvstore.loading import Ticket
 from kvstore.store import TieredStore
 
-_MOST_WITNESSES = 32
+MOST_WITNESSES = 64
+"""Blocks that are loaded to be compared, of all prompts; staging memory should hold as many."""
 _FP32_TOLERANCE = 1e-3
 _16_BIT_TOLERANCE = 0.05
 
@@ -36,15 +37,11 @@ class Verifier:
     as they are. Used by the engine's thread alone.
     """
 
-    def __init__(
-        self, pool: DevicePool, store: TieredStore, clock: Clock, share: float, deadline_s: float
-    ) -> None:
+    def __init__(self, pool: DevicePool, store: TieredStore, share: float) -> None:
         self.tally = VerifyTally()
         self._pool = pool
         self._store = store
-        self._clock = clock
         self._share = share
-        self._deadline_s = deadline_s
         self._owed = 0.0
         self._witnesses: dict[int, list[tuple[int, Ticket]]] = {}
         self._tolerance = _FP32_TOLERANCE if pool.shape.dtype == torch.float32 else _16_BIT_TOLERANCE
@@ -58,14 +55,20 @@ class Verifier:
         return True
 
     def summon(self, sequence: Sequence, hit: Hit, is_loadable: Callable[[int], bool]) -> None:
-        """Begin to load blocks of ``hit``, evenly spread; the lease stays the caller's."""
+        """Begin to load blocks of ``hit``, evenly spread; the lease stays the caller's.
+
+        All hits that are verified at a time share a bounded number of loads, half of what is left each.
+        """
+        num_free = MOST_WITNESSES - sum(map(len, self._witnesses.values()))
+        if not num_free:
+            return
         loadable = [index for index in range(len(hit.tiers)) if is_loadable(index)]
-        stride = -(-len(loadable) // _MOST_WITNESSES) or 1
-        deadline_s = self._clock.monotonic_s() + self._deadline_s
+        stride = -(-len(loadable) // -(-num_free // 2)) or 1
         witnesses = self._witnesses.setdefault(sequence.number, [])
         for index in loadable[::stride]:
             try:
-                witnesses.append((index, self._store.load(hit, index, deadline_s)))
+                # Nobody waits for it, so it is never late.
+                witnesses.append((index, self._store.load(hit, index, math.inf)))
             except (LeaseExpiredError, StoreClosedError):
                 return
 
@@ -92,6 +95,8 @@ class Verifier:
 
     def _is_equal(self, block: int, stored: memoryview) -> bool:
         shape = self._pool.shape
+        if len(stored) != shape.block_bytes:
+            return False
         computed = bytearray(shape.block_bytes)
         self._pool.read_block(block, memoryview(computed))
         planes = 2 * shape.num_layers

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from api.openai_schema import Message, Text, the_one_prompt
+from api.settings import ModeName
 
-ModeName = Literal["off", "observe", "verify", "serve"]
 _FIELDS = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 

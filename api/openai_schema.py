@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from api.settings import ModeName
+
 
 def _well_formed(text: str) -> str:
     """Refuse half a surrogate pair, which JSON can spell and nothing can encode."""
@@ -39,7 +41,7 @@ class KvFields(BaseModel):
     session: Text | None = None
     end_session: bool = False
     expected_pause_s: float | None = None
-    mode: Literal["off", "observe", "verify", "serve"] | None = None
+    mode: ModeName | None = None
 
 
 class StreamOptions(BaseModel):

@@ -56,6 +56,7 @@ File = Annotated[Path, AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WriteMode = Literal["through", "back", "second-use"]
+ModeName = Literal["off", "observe", "verify", "serve"]
 
 
 def _field(group: str, default: Any, description: str, shown: str | None = None) -> Any:
@@ -124,7 +125,7 @@ class Settings(BaseModel):
     reload_policy: Name = _field(
         "Cache", "measured", "Decides which blocks are loaded and which computed again, by plugin name."
     )
-    mode: Literal["off", "observe", "verify", "serve"] = _field(
+    mode: ModeName = _field(
         "Cache",
         "serve",
         "How far lower tiers are trusted: serve loads from them; verify does, but computes and compares a "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from api.service import create_app
 from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.assemble import Serving, assemble
+from tests.eventually import eventually
 
 MODEL = "tiny-llama"
 PROMPT = "the cat sat on the mat and the dog sat on the cat. " * 3
@@ -33,7 +33,7 @@ def running(serving: Serving, settings: Settings) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
-        wait_for(lambda: server.started)
+        eventually(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(20)
@@ -52,19 +52,12 @@ def client(url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came to be"
-        time.sleep(0.01)
-
-
 def assert_nothing_is_held(serving: Serving) -> None:
     """All requests have ended, and everything they held has been given back."""
     statistics = serving.engine.statistics
-    wait_for(lambda: statistics().num_running == statistics().num_waiting == 0)
-    wait_for(lambda: statistics().num_available_blocks == statistics().num_blocks)
-    wait_for(lambda: serving.store.num_holds == 0)
+    eventually(lambda: statistics().num_running == statistics().num_waiting == 0)
+    eventually(lambda: statistics().num_available_blocks == statistics().num_blocks)
+    eventually(lambda: serving.store.num_holds == 0)
     serving.engine.check()
     serving.store.check()
 
@@ -142,7 +135,7 @@ def test_a_client_that_leaves_in_mid_stream_cancels_its_request(url: str, servin
     for _ in range(3):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             next(response.iter_lines())
-    wait_for(lambda: serving.engine.statistics().requests.get("cancelled", 0) == before + 3)
+    eventually(lambda: serving.engine.statistics().requests.get("cancelled", 0) == before + 3)
     assert_nothing_is_held(serving)
 
 
@@ -151,7 +144,7 @@ def test_a_client_that_leaves_while_it_waits_cancels_its_request(url: str, servi
     before = serving.engine.statistics().requests.get("cancelled", 0)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{url}/v1/completions", json=body, timeout=0.1)
-    wait_for(lambda: serving.engine.statistics().requests.get("cancelled", 0) == before + 1)
+    eventually(lambda: serving.engine.statistics().requests.get("cancelled", 0) == before + 1)
     assert_nothing_is_held(serving)
 
 

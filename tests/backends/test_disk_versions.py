@@ -19,8 +19,8 @@ from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
+from tests.eventually import eventually
 from tests.kvstore.codecs import ZlibCodec
-from tests.kvstore.test_store_faults import wait_until
 
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 BLOCK_BYTES = 8192
@@ -83,7 +83,7 @@ def test_each_format_version_serves_its_own_blocks_and_leaves_the_others_alone(
         assert served(new, "abcd") == "c"
     (tmp_path / "v1" / "journal").unlink()
     with store_on(tmp_path) as old:
-        wait_until(lambda: old.statistics().tiers[1].num_blocks == 4)
+        eventually(lambda: old.statistics().tiers[1].num_blocks == 4)
         assert served(old, "abcd") == "abd"
 
 

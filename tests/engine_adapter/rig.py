@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -133,11 +132,3 @@ def host_tier(arena: Arena, budget_bytes: int) -> TierSpec:
 def slow_tier(script: Sequence[Fault], **options: Any) -> Callable[[Arena], list[TierSpec]]:
     """Return a store's only tier, one that is read by transfer threads and fails as in ``script``."""
     return lambda _arena: [tier(Faulty(HostBackend(Arena(2**24)), script), "disk", **options)]
-
-
-def eventually(holds: Callable[[], bool], timeout_s: float = 10) -> None:
-    """Wait until ``holds()``, or fail."""
-    ends_at_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < ends_at_s
-        time.sleep(0.002)

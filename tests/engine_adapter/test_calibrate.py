@@ -19,7 +19,8 @@ from engine_adapter.engine.sdpa import SdpaAttention
 from kvstore.arena import Arena
 from kvstore.clock import Clock
 from policies.lru import LeafFirstLRU
-from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, eventually
+from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig
+from tests.eventually import eventually
 
 BLOCK_BYTES = 100_000
 

@@ -25,13 +25,13 @@ from tests.engine_adapter.rig import (
     Events,
     MakeRig,
     Rig,
-    eventually,
     greedy,
     host_tier,
     prompt_of,
     slow_tier,
     tier,
 )
+from tests.eventually import eventually
 
 
 def stored(rig: Rig, prompt: Sequence[int]) -> None:

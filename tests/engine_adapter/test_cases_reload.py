@@ -24,13 +24,13 @@ from tests.engine_adapter.rig import (
     Events,
     MakeRig,
     Rig,
-    eventually,
     greedy,
     host_tier,
     prompt_of,
     slow_tier,
     tier,
 )
+from tests.eventually import eventually
 
 LOADING = believing(1e-3, {"disk": QUICK})
 """Costs by which nearly everything is loaded."""

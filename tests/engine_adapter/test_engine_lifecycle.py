@@ -28,11 +28,11 @@ from tests.engine_adapter.rig import (
     CleanIds,
     Events,
     MakeRig,
-    eventually,
     greedy,
     prompt_of,
     slow_tier,
 )
+from tests.eventually import eventually
 
 
 @pytest.mark.parametrize(

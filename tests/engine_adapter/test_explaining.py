@@ -25,7 +25,8 @@ from kvstore.store import TieredStore
 from kvstore.tier import TierSpec
 from policies.planning import Choice
 from policies.reload import AlwaysCompute, Measured
-from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, eventually, greedy, prompt_of, tier
+from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, greedy, prompt_of, tier
+from tests.eventually import eventually
 from tests.kvstore.conftest import SharedDict
 
 PROMPT = prompt_of(100, 1)  # 12 blocks of 8 tokens, and 4 tokens more

@@ -25,13 +25,13 @@ from tests.engine_adapter.rig import (
     Events,
     MakeRig,
     Rig,
-    eventually,
     greedy,
     host_tier,
     prompt_of,
     tier,
 )
 from tests.engine_adapter.test_modes import bytes_of, stored, swapped
+from tests.eventually import eventually
 from tests.kvstore.conftest import SharedDict
 
 

@@ -17,7 +17,8 @@ from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
 from policies.planning import Choice
-from tests.engine_adapter.rig import eventually, tier
+from tests.engine_adapter.rig import tier
+from tests.eventually import eventually
 
 NAMESPACE = Namespace("w", "{}", "float32", "float32", 4)
 KEYS = chain_keys(NAMESPACE.digest, range(24), 4)

@@ -12,7 +12,7 @@ from kvstore.statistics import State
 from kvstore.store import StoreConfig
 from kvstore.tier import TierConfig, WriteMode
 from tests.kvstore.conftest import Rig
-from tests.kvstore.test_store_faults import waiting
+from tests.kvstore.faults import waiting
 
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 

@@ -13,7 +13,7 @@ from kvstore.store import TieredStore
 from kvstore.tier import WriteMode
 from policies.admission import WorthLoading
 from tests.kvstore.conftest import Rig, SharedDict
-from tests.kvstore.test_store_faults import raising, waiting
+from tests.kvstore.faults import raising, waiting
 
 
 def why(rig: Rig, store: TieredStore, number: int) -> Absence:

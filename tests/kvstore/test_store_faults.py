@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -16,47 +15,9 @@ from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import Tier, TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
+from tests.eventually import eventually
 from tests.kvstore.conftest import BLOCK_BYTES, DictBackend, Rig
-
-
-def raising(operation: str, error: BaseException) -> Callable[[str, bytes], None]:
-    """Return a fault of one kind of operation."""
-
-    def fail(called: str, _key: bytes) -> None:
-        if called == operation:
-            raise error
-
-    return fail
-
-
-def waiting(
-    operation: str, until: threading.Event, called_for: list[bytes] | None = None
-) -> Callable[[str, bytes], None]:
-    """Return a medium that does not answer one kind of operation until it is let; notes its keys."""
-
-    def fail(called: str, key: bytes) -> None:
-        if called == operation:
-            if called_for is not None:
-                called_for.append(key)
-            until.wait(10.0)
-
-    return fail
-
-
-def hanging(until: threading.Event) -> Callable[[str, bytes], None]:
-    """Return a medium that does not answer anything until it is let."""
-
-    def fail(_called: str, _key: bytes) -> None:
-        until.wait(10.0)
-
-    return fail
-
-
-def stored_on_disk(rig: Rig, *numbers: int) -> TieredStore:
-    """Return a store, just restarted, whose blocks are on disk alone."""
-    rig.put(rig.open(), *numbers)
-    rig.stores[0].close()
-    return rig.open()
+from tests.kvstore.faults import hanging, raising, stored_on_disk, waiting
 
 
 def test_case_6_a_flipped_byte_is_a_counted_miss_and_the_block_is_dropped(rig: Rig) -> None:
@@ -270,7 +231,7 @@ def test_a_read_that_is_not_answered_in_time_is_a_miss_and_holds_nothing_afterwa
     rig.medium.fail = waiting("get", may_answer)
     assert not store.get_into(rig.key(1), memoryview(bytearray(4096)), timeout_s=0.05)
     may_answer.set()
-    wait_until(lambda: store.num_holds == 0)
+    eventually(lambda: store.num_holds == 0)
     assert rig.get(store, 1)
 
 
@@ -334,7 +295,7 @@ def test_case_14_a_load_that_never_answers_is_given_up_at_its_deadline(rig: Rig)
     assert rig.counts(store, "disk")["late_loads"] == 1
     assert store.statistics().staging_bytes == 4096, "the slot stays reserved until the transfer has reported"
     may_answer.set()
-    wait_until(lambda: store.statistics().staging_bytes == 0)
+    eventually(lambda: store.statistics().staging_bytes == 0)
     assert store.num_holds == 0
 
 
@@ -346,7 +307,7 @@ def test_a_load_that_is_cancelled_in_time_is_no_fault(rig: Rig) -> None:
     store.load(hit, 0, rig.now_s + 5).abandon()
     hit.release()
     may_answer.set()
-    wait_until(lambda: store.num_holds == 0)
+    eventually(lambda: store.num_holds == 0)
     assert rig.counts(store, "disk")["late_loads"] == 0
 
 
@@ -361,7 +322,7 @@ def test_a_full_read_queue_refuses_a_load_at_once_and_what_nobody_wants_is_not_r
     tickets = []
     for index in range(2):
         tickets.append(store.load(hit, index, rig.now_s + 5))
-        wait_until(lambda: len(reads) == len(tickets))
+        eventually(lambda: len(reads) == len(tickets))
     queued, refused = (store.load(hit, index, rig.now_s + 5) for index in (2, 3))
 
     assert refused.done()
@@ -376,7 +337,7 @@ def test_a_full_read_queue_refuses_a_load_at_once_and_what_nobody_wants_is_not_r
         assert block is not None
         block.release()
     hit.release()
-    wait_until(lambda: store.num_holds == 0)
+    eventually(lambda: store.num_holds == 0)
     assert reads == [rig.key(1), rig.key(2)]
     assert rig.counts(store, "disk")["refused_loads"] == 2
 
@@ -437,7 +398,7 @@ def test_case_17_a_dead_transfer_thread_is_told_by_health(rig: Rig) -> None:
     store = rig.open()
     rig.medium.fail = raising("put", SystemExit())
     rig.put(store, 1, flush=False)
-    wait_until(lambda: store.health().state is State.UNHEALTHY)
+    eventually(lambda: store.health().state is State.UNHEALTHY)
     assert store.health().tiers["disk"].reason == "a transfer thread has died: restart the server"
     assert rig.get(store, 1), "what lies in memory is served"
 
@@ -451,7 +412,7 @@ def test_case_18_close_returns_in_time_with_a_backend_that_hangs(rig: Rig) -> No
     store.close(0.5)
     assert time.monotonic() - began_s < 1.0
     may_end.set()
-    wait_until(lambda: store.num_holds == 0)
+    eventually(lambda: store.num_holds == 0)
 
 
 def test_case_18_close_returns_in_time_when_deletions_hang_as_well(rig: Rig) -> None:
@@ -466,7 +427,7 @@ def test_case_18_close_returns_in_time_when_deletions_hang_as_well(rig: Rig) -> 
     store.close(0.5)
     assert time.monotonic() - began_s < 1.0
     may_end.set()
-    wait_until(lambda: store.num_holds == 0)
+    eventually(lambda: store.num_holds == 0)
 
 
 def test_case_18_a_tier_that_hangs_leaves_the_others_their_time_to_close(rig: Rig) -> None:
@@ -500,7 +461,7 @@ def test_case_18_a_load_that_answers_after_the_close_reports(rig: Rig) -> None:
     rig.medium.fail = waiting("get", may_answer)
     hit = store.lookup([rig.key(1)])
     ticket = store.load(hit, 0, rig.now_s + 5)
-    wait_until(lambda: store.statistics().staging_bytes > 0)
+    eventually(lambda: store.statistics().staging_bytes > 0)
     store.close(0.2)
     may_answer.set()
     assert ticket.wait(5.0)
@@ -518,7 +479,7 @@ def test_case_18_loads_that_were_queued_report_at_the_close(rig: Rig) -> None:
     rig.medium.fail = waiting("get", may_answer)
     hit = store.lookup([rig.key(number) for number in (1, 2, 3, 4)])
     tickets = [store.load(hit, index, rig.now_s + 5) for index in range(4)]
-    wait_until(lambda: store.statistics().staging_bytes == 2 * BLOCK_BYTES)
+    eventually(lambda: store.statistics().staging_bytes == 2 * BLOCK_BYTES)
     store.close(0.2)
     assert [ticket.done() for ticket in tickets] == [False, False, True, True]
     assert [ticket.take() for ticket in tickets[2:]] == [None, None]
@@ -526,7 +487,7 @@ def test_case_18_loads_that_were_queued_report_at_the_close(rig: Rig) -> None:
     for ticket in tickets[:2]:
         ticket.abandon()
     hit.release()
-    wait_until(lambda: store.num_holds == 0)
+    eventually(lambda: store.num_holds == 0)
     store.check()
 
 
@@ -550,13 +511,6 @@ def test_a_full_write_queue_drops_the_write_and_counts_it(rig: Rig) -> None:
     store.flush(5.0)
     assert rig.counts(store, "disk")["dropped_stores"] >= 3
     assert all(rig.get(store, number) for number in (1, 2, 3, 4, 5))
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    ends_at_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < ends_at_s, "waited in vain"
-        time.sleep(0.005)
 
 
 def test_a_transfer_that_breaks_is_a_miss_and_leaves_no_hold(

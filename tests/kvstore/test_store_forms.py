@@ -10,7 +10,7 @@ import pytest
 from kvstore.frame import FRAME_VERSION, Expiry, Header
 from kvstore.store import TieredStore
 from tests.kvstore.conftest import Rig
-from tests.kvstore.test_store_faults import stored_on_disk
+from tests.kvstore.faults import stored_on_disk
 
 UNKNOWN_FORMS = [{"codec": 200}, {"parts": 2}, {"version": FRAME_VERSION + 1}]
 

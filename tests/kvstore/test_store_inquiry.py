@@ -14,7 +14,7 @@ from kvstore.inquiry import Inquiry
 from kvstore.statistics import State
 from kvstore.store import TieredStore
 from tests.kvstore.conftest import Rig, SharedDict
-from tests.kvstore.test_store_faults import raising, waiting
+from tests.kvstore.faults import raising, waiting
 
 
 @pytest.fixture

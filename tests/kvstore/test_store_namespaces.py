@@ -11,7 +11,7 @@ from kvstore import manifests
 from kvstore.errors import BackendError
 from kvstore.namespace import Namespace
 from tests.kvstore.conftest import NAMESPACE, Rig
-from tests.kvstore.test_store_faults import waiting
+from tests.kvstore.faults import waiting
 
 
 def test_what_is_registered_and_what_the_tiers_keep_is_known(rig: Rig) -> None:

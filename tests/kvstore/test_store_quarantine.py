@@ -10,8 +10,9 @@ from kvstore import absences
 from kvstore.absences import Cause
 from kvstore.statistics import State
 from kvstore.tier import WriteMode
+from tests.eventually import eventually
 from tests.kvstore.conftest import NAMESPACE, DictBackend, Rig, SharedDict
-from tests.kvstore.test_store_faults import wait_until, waiting
+from tests.kvstore.faults import waiting
 
 
 def test_a_block_in_quarantine_is_gone_from_every_tier_and_from_whoever_holds_it(rig: Rig) -> None:
@@ -103,7 +104,7 @@ def test_a_write_under_way_leaves_nothing_below(rig: Rig, write_mode: WriteMode)
     rig.put(store, 1, flush=False)
     store.lookup([rig.key(1)]).release()
     rig.put(store, 2, flush=False)
-    wait_until(lambda: bool(asked_for))
+    eventually(lambda: bool(asked_for))
     store.quarantine(rig.key(1))
     may_write.set()
     assert store.flush(5.0)
@@ -117,7 +118,7 @@ def test_a_write_that_waits_is_not_begun(rig: Rig) -> None:
     asked_for: list[bytes] = []
     rig.medium.fail = waiting("put", may_write, asked_for)
     rig.put(store, 1, 2, flush=False)
-    wait_until(lambda: bool(asked_for))
+    eventually(lambda: bool(asked_for))
     store.quarantine(rig.key(2))
     may_write.set()
     assert store.flush(5.0)

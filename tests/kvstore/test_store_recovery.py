@@ -8,8 +8,9 @@ from collections.abc import Callable
 from kvstore.frame import Expiry, Header, checksum
 from kvstore.statistics import State
 from kvstore.store import TieredStore
+from tests.eventually import eventually
 from tests.kvstore.conftest import BLOCK_BYTES, Rig
-from tests.kvstore.test_store_faults import raising, wait_until
+from tests.kvstore.faults import raising
 
 
 def frame_of(rig: Rig, number: int, soft_ms: int = 0) -> Header:
@@ -84,5 +85,5 @@ def test_what_is_found_unwanted_and_cannot_be_removed_is_told_and_tried_again(ri
     assert store.health().state is State.DEGRADED
     rig.medium.fail = lambda _operation, _key: None
     rig.put(store, 2)
-    wait_until(lambda: rig.key(1) not in rig.medium.frames)
+    eventually(lambda: rig.key(1) not in rig.medium.frames)
     assert store.health().state is State.OK

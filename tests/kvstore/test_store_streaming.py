@@ -13,9 +13,9 @@ from kvstore.leases import Hit
 from kvstore.loading import Ticket
 from kvstore.seams import Transfer
 from kvstore.store import TieredStore
+from tests.eventually import eventually
 from tests.kvstore.codecs import ZlibCodec
 from tests.kvstore.conftest import BLOCK_BYTES, Rig, StreamDict
-from tests.kvstore.test_store_faults import wait_until
 
 
 class Stream(StreamDict):
@@ -56,7 +56,7 @@ def busy(rig: Rig, stream: Stream, store: TieredStore, *numbers: int) -> tuple[H
     stream.exchanges.clear()
     hit = store.lookup([rig.key(number) for number in numbers])
     tickets = [store.load(hit, 0, rig.now_s + 5)]
-    wait_until(lambda: len(stream.exchanges) == 1)
+    eventually(lambda: len(stream.exchanges) == 1)
     tickets += [store.load(hit, index, rig.now_s + 5) for index in range(1, len(numbers))]
     return hit, tickets
 
@@ -104,7 +104,7 @@ def test_loads_that_nobody_wants_any_more_are_left_out(rig: Rig, stream: Stream)
     stream.let(20)
     assert taken(rig, tickets[0], 1)
     assert taken(rig, tickets[2], 3)
-    wait_until(lambda: rig.counts(store, "disk")["refused_loads"] == 2)
+    eventually(lambda: rig.counts(store, "disk")["refused_loads"] == 2)
     assert exchanged(rig, stream) == [[1], [3]]
     hit.release()
 

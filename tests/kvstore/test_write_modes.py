@@ -13,8 +13,9 @@ from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
+from tests.eventually import eventually
 from tests.kvstore.conftest import BLOCK_BYTES, Rig
-from tests.kvstore.test_store_faults import wait_until, waiting
+from tests.kvstore.faults import waiting
 
 
 @pytest.mark.parametrize("write_mode", [WriteMode.BACK, WriteMode.SECOND_USE])
@@ -35,7 +36,7 @@ def test_a_cleared_block_does_not_appear_later_where_memory_had_sent_it(rig: Rig
     asked_for: list[bytes] = []
     rig.medium.fail = waiting("put", may_write, asked_for)
     rig.put(store, 1, 2, 3, 4, flush=False)
-    wait_until(lambda: bool(asked_for))
+    eventually(lambda: bool(asked_for))
     assert store.clear(tier) == (4 if tier is None else 3), "one of them is being written, two are queued"
     may_write.set()
     assert store.flush(5.0)
@@ -52,7 +53,7 @@ def test_a_block_that_is_stored_and_evicted_again_after_a_clear_is_written(rig: 
     asked_for: list[bytes] = []
     rig.medium.fail = waiting("put", may_write, asked_for)
     rig.put(store, 1, 2, 3, flush=False)
-    wait_until(lambda: bool(asked_for))
+    eventually(lambda: bool(asked_for))
     assert store.evict([rig.key(2)]) == 1
     rig.put(store, 2, flush=False)
     rig.put(store, 4, flush=False)

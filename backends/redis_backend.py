@@ -11,7 +11,7 @@ from threading import Lock
 from backends import redis_layout as layout
 from backends.redis_address import RedisAddress
 from backends.redis_connections import Connections
-from backends.redis_errors import RefusedError, ours
+from backends.redis_errors import ProtocolError, RefusedError, ours
 from backends.redis_facts import server_facts
 from backends.redis_manifests import Manifests
 from backends.redis_wire import Wire
@@ -76,7 +76,8 @@ class RedisBackend:
                 some = keys[start : start + _MOST_ASKED_KEYS]
                 wire.send([layout.fetch_headers(some)])
                 for key, packed in zip(some, wire.replies(len(some)), strict=True):
-                    header, at_ms = (None, 0) if packed is None else unpacked(packed)
+                    is_one = isinstance(packed, bytes) and len(packed) == HEADER_BYTES
+                    header, at_ms = unpacked(packed) if is_one else (None, 0)
                     is_usable = header and header.key == key and (not at_ms or at_ms > now_ms)
                     found.append(header if is_usable else None)
         return found
@@ -133,7 +134,9 @@ class RedisBackend:
 
     def _receive(self, wire: Wire, want: Want) -> int | None:
         """Read one frame; whatever comes instead of one is read to its end, and is a miss."""
-        num_parts = wire.length(b"*") - 1
+        num_parts = layout.num_parts(len(want.payload))
+        if wire.length(b"*") != 1 + num_parts:
+            raise ProtocolError("more or less than was asked for")
         is_whole = wire.bulk(want.header) == HEADER_BYTES
         arrived = 0
         for _ in range(num_parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backends.redis_connections import Connections
+from backends.redis_errors import ProtocolError
 from backends.redis_layout import command
 
 _ASKED = {
@@ -20,6 +21,8 @@ def server_facts(connections: Connections) -> dict[str, str]:
     with connections.lend("stats") as wire:
         wire.send([command(b"INFO")])
         (text,) = wire.replies(1)
+        if not isinstance(text, bytes):
+            raise ProtocolError("a reply of another kind than was asked for")
     info = dict(line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line)
     kind = "valkey" if "valkey_version" in info else "redis"
     facts = {"version": f"{kind} {info.get(f'{kind}_version', 'of unknown version')}"}

@@ -19,6 +19,7 @@ Piece = bytes | memoryview
 
 _BUFFER_BYTES = 64 * 1024
 _AHEAD_BYTES = 512  # read beyond a value, to find the next one's length: little, since it is copied
+_MOST_REPLY_BYTES = 64 << 20  # of short replies together: nothing that is asked for this way is longer
 _MAX_PIECES = 512  # well below what one system call takes
 _END = b"\r\n"
 
@@ -26,8 +27,9 @@ _END = b"\r\n"
 class Wire:
     """A connection that is logged in; ``sock`` is taken over. Not thread-safe; every call may block.
 
-    Each wait ends with a ``TimeoutError`` or ``BlockingIOError`` after ``timeout_s``. Any error but
-    ``RefusedError`` leaves the connection in an unknown state, fit only to be closed.
+    Each call that reads ends with a ``TimeoutError`` or ``BlockingIOError`` soon after ``timeout_s``, also
+    where a trickle comes. Any error but ``RefusedError`` leaves the connection in an unknown state, fit
+    only to be closed.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
@@ -69,7 +71,10 @@ class Wire:
         line = self._line()
         if line[:1] != kind:
             raise _odd(line)
-        return int(line[1:])
+        try:
+            return int(line[1:])
+        except ValueError:
+            raise ProtocolError("a length that is no number") from None
 
     def status(self) -> bytes:
         """Read a reply of one line, and return that. Raises ``RefusedError``."""
@@ -100,8 +105,13 @@ class Wire:
         """Read ``count`` short replies of any kind, all that is under way. Raises ``RefusedError``."""
         reader = Reader(protocolError=ProtocolError, replyError=RefusedError)
         reader.feed(b"*%d\r\n" % count)  # one reply to the parser, which gathers them without us
+        num_left, ends_at_s = _MOST_REPLY_BYTES, self._ends_at_s()
         while (found := reader.gets()) is False:
+            self._require_time(ends_at_s)
             num_bytes = self._received(self._sock.recv_into(self._view))
+            num_left -= num_bytes
+            if num_left < 0:
+                raise ProtocolError("more than was asked for")
             reader.feed(self._view, 0, num_bytes)  # type: ignore[arg-type]  # any buffer will do
         for reply in found:
             if isinstance(reply, RefusedError):
@@ -133,7 +143,9 @@ class Wire:
         return False
 
     def _line(self) -> bytes:
+        ends_at_s = self._ends_at_s()
         while (at := self._buffer.find(_END, self._start, self._end)) < 0:
+            self._require_time(ends_at_s)
             self._fill(_AHEAD_BYTES)
         line = bytes(self._view[self._start : at])
         self._start = at + len(_END)
@@ -147,7 +159,9 @@ class Wire:
             self._receive_all(target[num_here:])
 
     def _skip(self, num_bytes: int) -> None:
+        ends_at_s = self._ends_at_s()
         while num_bytes:
+            self._require_time(ends_at_s)
             if self._start == self._end:
                 self._fill(_BUFFER_BYTES)
             num_here = min(num_bytes, self._end - self._start)
@@ -174,13 +188,19 @@ class Wire:
     def _receive_all(self, target: memoryview) -> None:
         """Fill ``target``; a server that sends no more than a trickle is too slow."""
         flags = socket.MSG_WAITALL if self._is_plain else 0
-        ends_at_s = time.monotonic() + self._timeout_s
+        ends_at_s = self._ends_at_s()
         while True:
             target = target[self._received(self._sock.recv_into(target, 0, flags)) :]
             if not target:
                 return
-            if time.monotonic() > ends_at_s:
-                raise TimeoutError
+            self._require_time(ends_at_s)
+
+    def _ends_at_s(self) -> float:
+        return time.monotonic() + self._timeout_s
+
+    def _require_time(self, ends_at_s: float) -> None:
+        if time.monotonic() > ends_at_s:
+            raise TimeoutError
 
     def _received(self, num_bytes: int) -> int:
         if not num_bytes:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
 from engine_adapter.engine.models import LoadedModel
-from engine_adapter.engine.planner import Line, Planner
+from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
 from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Mode, Reason
@@ -169,10 +169,10 @@ class Loop:
         return has_moved
 
     def _review(self) -> None:
-        line = Line(list(self._scheduler.running), len(self._scheduler.waiting))
-        for sequence in line.running:
+        order = Order(list(self._scheduler.running), len(self._scheduler.waiting))
+        for sequence in order.running:
             with self._blaming(sequence):
-                self._planner.review(sequence, line)
+                self._planner.review(sequence, order)
 
     def _make_room(self) -> bool:
         num_preempted = self._scheduler.num_preempted

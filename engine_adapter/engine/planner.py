@@ -38,7 +38,7 @@ class NamedPolicy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Line:
+class Order:
     """The running sequences in the order in which they are served, and what the first of them take up.
 
     ``compute_s`` is how long those that were reviewed keep the device busy, ``unasked_bytes`` what they
@@ -68,7 +68,7 @@ class Planner:
         self._block_bytes = shape.block_bytes
         self._chunk_tokens = chunk_tokens
 
-    def review(self, sequence: Sequence, line: Line) -> None:
+    def review(self, sequence: Sequence, order: Order) -> None:
         """Plan for ``sequence`` if its prompt is incomplete and has blocks to load, and start loads.
 
         A plan is kept while a small part of its predicted time passes and computing goes no further.
@@ -78,11 +78,11 @@ class Planner:
         now_s = self._clock.monotonic_s()
         if self._is_due(sequence, now_s):
             request = self._request(sequence, now_s)
-            self._plan(sequence, self._in_line(request, sequence, line), now_s)
+            self._plan(sequence, self._in_order(request, sequence, order), now_s)
         sequence.ownership.start()
-        line.compute_s += self._remaining_s(sequence)
+        order.compute_s += self._remaining_s(sequence)
         for tier, num in sequence.ownership.num_wanted.items():
-            line.unasked_bytes[tier] += num * self._block_bytes
+            order.unasked_bytes[tier] += num * self._block_bytes
 
     def next_review_s(self, running: Seq[Sequence]) -> float | None:
         """Return when a plan is due for review if nothing happens before; ``None``: never."""
@@ -170,40 +170,40 @@ class Planner:
             return all_s
         return min(all_s, sequence.planning.latest.prediction.compute_s)
 
-    def _in_line(self, request: PlanRequest, sequence: Sequence, line: Line) -> PlanRequest:
+    def _in_order(self, request: PlanRequest, sequence: Sequence, order: Order) -> PlanRequest:
         """Return the request as it stands behind those that are served before it, and before others."""
         loads = {
-            tier: replace(cost, queue_s=cost.load_s(line.unasked_bytes[tier]))
-            if line.unasked_bytes[tier]
+            tier: replace(cost, queue_s=cost.load_s(order.unasked_bytes[tier]))
+            if order.unasked_bytes[tier]
             else cost
             for tier, cost in request.loads.items()
         }
         return replace(
             request,
             loads=loads,
-            compute_queue_s=line.compute_s,
-            device_price=self._device_price(sequence, line),
-            line_prices=self._line_prices(sequence, line),
-            num_waiting=line.num_waiting,
-            num_running=len(line.running),
+            compute_queue_s=order.compute_s,
+            device_price=self._device_price(sequence, order),
+            line_prices=self._line_prices(sequence, order),
+            num_waiting=order.num_waiting,
+            num_running=len(order.running),
         )
 
-    def _device_price(self, sequence: Sequence, line: Line) -> float:
+    def _device_price(self, sequence: Sequence, order: Order) -> float:
         """Return how many seconds others lose for each that this one computes.
 
         Sequences that decode wait for its steps, and so do later ones that have nothing to load.
         """
-        num_decoding = sum(other.is_decoding for other in line.running)
+        num_decoding = sum(other.is_decoding for other in order.running)
         num_computing = sum(
             not other.is_decoding and not other.ownership.is_open(self._block_at(other))
-            for other in line.behind(sequence)
+            for other in order.behind(sequence)
         )
         return _DECODE_WEIGHT * num_decoding + num_computing
 
-    def _line_prices(self, sequence: Sequence, line: Line) -> dict[str, float]:
+    def _line_prices(self, sequence: Sequence, order: Order) -> dict[str, float]:
         """Return how many later sequences wait for each tier, with nothing to compute meanwhile."""
         prices: Counter[str] = Counter()
-        for other in line.behind(sequence):
+        for other in order.behind(sequence):
             if other.ownership.owner(self._block_at(other)) is Owner.LOAD:
                 prices.update(other.ownership.num_wanted.keys())
         return dict(prices)

@@ -10,7 +10,7 @@ import torch
 
 from backends.device import KVShape
 from engine_adapter.engine.ownership import Loads, Ownership
-from engine_adapter.engine.planner import Line, NamedPolicy, Planner
+from engine_adapter.engine.planner import Order, NamedPolicy, Planner
 from engine_adapter.engine.request import Mode, Request
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
@@ -64,11 +64,11 @@ class Desk:
         sequence.ownership.offer(Hit([], tuple(tiers), [], self.now_s + 60, lambda _records: None))
         return sequence
 
-    def review(self, *sequences: Sequence, num_waiting: int = 0) -> Line:
-        line = Line(list(sequences), num_waiting)
+    def review(self, *sequences: Sequence, num_waiting: int = 0) -> Order:
+        order = Order(list(sequences), num_waiting)
         for sequence in sequences:
-            self.planner.review(sequence, line)
-        return line
+            self.planner.review(sequence, order)
+        return order
 
 
 def decoding(desk: Desk) -> Sequence:

@@ -13,7 +13,7 @@ from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import Detokenizer, TextStream
 from engine_adapter.engine.ownership import Loads
-from engine_adapter.engine.planner import Line, NamedPolicy, Planner
+from engine_adapter.engine.planner import Order, NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.request import COMPUTED, CacheUse, Request
 from engine_adapter.engine.scheduler import Scheduler, Work
@@ -59,7 +59,7 @@ class Desk:
         while sequence := self.scheduler.admit():
             if hit := self.prefix.look_up(sequence):
                 sequence.ownership.offer(hit)
-            self.planner.review(sequence, Line([sequence], 0))
+            self.planner.review(sequence, Order([sequence], 0))
             self.prefix.collect(sequence, 0.0)
             admitted.append(sequence)
         return admitted

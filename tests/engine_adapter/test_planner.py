@@ -10,7 +10,7 @@ import torch
 
 from backends.device import KVShape
 from engine_adapter.engine.ownership import Loads, Ownership
-from engine_adapter.engine.planner import Order, NamedPolicy, Planner
+from engine_adapter.engine.planner import NamedPolicy, Order, Planner
 from engine_adapter.engine.request import Mode, Request
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock

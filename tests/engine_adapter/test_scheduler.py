@@ -13,7 +13,7 @@ from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import Detokenizer, TextStream
 from engine_adapter.engine.ownership import Loads
-from engine_adapter.engine.planner import Order, NamedPolicy, Planner
+from engine_adapter.engine.planner import NamedPolicy, Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.request import COMPUTED, CacheUse, Request
 from engine_adapter.engine.scheduler import Scheduler, Work

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
-from threading import Condition
+from threading import Condition, Lock
 from typing import Any
 
 from backends.device import DevicePool
-from backends.faulty import Fault, Faulty
+from backends.faulty import Call, Fault, Faulty, flip_byte
 from backends.host import HostBackend
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel
@@ -132,3 +133,23 @@ def host_tier(arena: Arena, budget_bytes: int) -> TierSpec:
 def slow_tier(script: Sequence[Fault], **options: Any) -> Callable[[Arena], list[TierSpec]]:
     """Return a store's only tier, one that is read by transfer threads and fails as in ``script``."""
     return lambda _arena: [tier(Faulty(HostBackend(Arena(2**24)), script), "disk", **options)]
+
+
+def moody(random: Random) -> Callable[[Call], int | None]:
+    """Return a fault that mostly works, sometimes late, and sometimes fails in one of several ways."""
+    lock = Lock()
+
+    def action(call: Call) -> int | None:
+        with lock:
+            mood = random.random()
+        if mood < 0.05:
+            raise OSError("not now")
+        if mood < 0.10:
+            return None
+        if mood < 0.15:
+            return flip_byte(int(mood * 1000))(call)
+        if mood < 0.20:
+            time.sleep(0.06)
+        return call.proceed()
+
+    return action

@@ -1,39 +1,26 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from threading import Lock
 
 import pytest
 
 from backends.disk import DiskBackend
-from backends.faulty import Call, Fault, Faulty, Operation, flip_byte
+from backends.faulty import Fault, Faulty, Operation
 from engine_adapter.engine.request import CacheUse, Request
 from kvstore.arena import Arena
 from kvstore.tier import TierSpec
-from tests.engine_adapter.rig import SLOT_BYTES, CleanIds, Events, MakeRig, greedy, host_tier, prompt_of, tier
-
-
-def moody(random: Random) -> Callable[[Call], int | None]:
-    """Return a fault that mostly works, sometimes late, and sometimes fails in one of several ways."""
-    lock = Lock()
-
-    def action(call: Call) -> int | None:
-        with lock:
-            mood = random.random()
-        if mood < 0.05:
-            raise OSError("not now")
-        if mood < 0.10:
-            return None
-        if mood < 0.15:
-            return flip_byte(int(mood * 1000))(call)
-        if mood < 0.20:
-            time.sleep(0.06)
-        return call.proceed()
-
-    return action
+from tests.engine_adapter.rig import (
+    SLOT_BYTES,
+    CleanIds,
+    Events,
+    MakeRig,
+    greedy,
+    host_tier,
+    moody,
+    prompt_of,
+    tier,
+)
 
 
 def requests_of(random: Random, num: int) -> list[Request]:

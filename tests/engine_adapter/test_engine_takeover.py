@@ -13,8 +13,7 @@ from kvstore.arena import Arena
 from kvstore.tier import TierSpec
 from policies.planning import READY, Choice, Plan, PlanRequest
 from policies.reload import AlwaysCompute
-from tests.engine_adapter.rig import SLOT_BYTES, CleanIds, MakeRig, greedy, host_tier, prompt_of, tier
-from tests.engine_adapter.test_engine_soak import moody
+from tests.engine_adapter.rig import SLOT_BYTES, CleanIds, MakeRig, greedy, host_tier, moody, prompt_of, tier
 from tests.eventually import eventually
 
 

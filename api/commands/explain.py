@@ -47,6 +47,8 @@ def explain(
 
     text = _text_of(prompt, file)
     _refuse_lone(text, chat=chat, salt=salt)
+    _refuse_undecoded("prompt" if file is None else "file", text)
+    _refuse_undecoded("salt", salt)
     settings = load_settings({}, os.environ)
     token = settings.api_token.get_secret_value() if settings.api_token else None
     server = Server(url or _own_url(settings.host, settings.port), token)
@@ -80,6 +82,16 @@ def _refuse_lone(text: str | None, *, chat: bool, salt: str | None) -> None:
 
     if text is None and (chat or salt is not None):
         raise ConfigError("chat" if chat else "salt", "belongs to a prompt; give --prompt or --file")
+
+
+def _refuse_undecoded(setting: str, text: str | None) -> None:
+    """Refuse bytes that the command line or stdin gave and that are no text."""
+    from kvstore.errors import ConfigError
+
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigError(setting, "is not UTF-8 text") from None
 
 
 def _own_url(host: str, port: int) -> str:

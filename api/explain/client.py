@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 from kvstore.errors import ConfigError, ServerFailedError
 
 _LONGEST_SILENCE_S = 60.0
+_USER_AND_PASSWORD = re.compile(r"(?<=//)[^/]*@")
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,14 @@ class Server:
                 method, url, json=body, headers=headers, timeout=_LONGEST_SILENCE_S, trust_env=False
             )
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            reason = f"{self.url!r} is no URL such as http://127.0.0.1:8000: {error}"
+            reason = f"{self._shown_url!r} is no URL such as http://127.0.0.1:8000: {error}"
             raise ConfigError("url", reason) from None
         except httpx.ConnectError:
-            reason = f"no server answers at {self.url}: start one with 'prefixd serve', or name it with --url"
-            raise ServerFailedError(reason) from None
+            advice = "start one with 'prefixd serve', or name it with --url"
+            raise ServerFailedError(f"no server answers at {self._shown_url}: {advice}") from None
         except httpx.HTTPError as error:
             kind = type(error).__name__
-            raise ServerFailedError(f"the server at {self.url} did not answer ({kind})") from None
+            raise ServerFailedError(f"the server at {self._shown_url} did not answer ({kind})") from None
         return self._object_in(response)
 
     def _object_in(self, response: httpx.Response) -> dict[str, Any]:
@@ -60,12 +62,20 @@ class Server:
         error = answer.get("error") if isinstance(answer, dict) else None
         message = error.get("message") if isinstance(error, dict) else None
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise ServerFailedError(f"the server at {self.url} asks for its token: set PREFIXD_API_TOKEN")
+            raise ServerFailedError(
+                f"the server at {self._shown_url} asks for its token: set PREFIXD_API_TOKEN"
+            )
         if response.is_error and message:
-            raise ServerFailedError(f"the server at {self.url} refuses: {' '.join(str(message).split())}")
+            raise ServerFailedError(
+                f"the server at {self._shown_url} refuses: {' '.join(str(message).split())}"
+            )
         if response.is_error or not isinstance(answer, dict):
             raise self._is_no_prefixd()
         return answer
 
+    @property
+    def _shown_url(self) -> str:
+        return _USER_AND_PASSWORD.sub("", self.url)
+
     def _is_no_prefixd(self) -> ServerFailedError:
-        return ServerFailedError(f"what answers at {self.url} is no prefixd server of this version")
+        return ServerFailedError(f"what answers at {self._shown_url} is no prefixd server of this version")

@@ -10,6 +10,7 @@ from api.quantities import format_rate, format_seconds
 from kvstore.tier import DEVICE
 
 _WIDTH = 88
+_MODES_WITHOUT_LOADS = ("off", "observe")  # their plan is what mode serve would do
 _CHOSEN = {
     "load": "load all that can be loaded",
     "compute": "compute everything",
@@ -24,7 +25,7 @@ def account_text(account: Mapping[str, Any], now_s: float) -> str:
     title = f"request {account['number']}, ended {age} ago ({account['ended']})"
     lines = [_title(title, account, plan), "", *_sentence(account["reason"]), ""]
     if plan is not None:
-        lines += [*_table(_alternatives(plan)), ""]
+        lines += [*_table(_alternatives(plan, account["mode"])), ""]
     sources = _tokens(account["tokens_by_source"])
     lines.append(f"tokens came from: {sources}" if sources else "no token was reached")
     if plan is not None:
@@ -38,7 +39,7 @@ def explanation_text(explained: Mapping[str, Any]) -> str:
     """Return what would be done with a prompt."""
     plan = explained["plan"]
     lines = [_title("a prompt that was not run", explained, plan), "", *_sentence(explained["reason"]), ""]
-    lines += [*_table(_alternatives(plan)), ""]
+    lines += [*_table(_alternatives(plan, explained["mode"])), ""]
     found = _tokens(plan["tokens_by_tier"])
     lines.append(f"found: {found}" if found else "found: nothing")
     lines += [f"  {line}" for line in _runs(explained)]
@@ -55,10 +56,11 @@ def _sentence(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")
 
 
-def _alternatives(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _alternatives(plan: Mapping[str, Any], mode: str) -> Iterator[tuple[str, str]]:
     """Yield each way to go, with the seconds to the first token from the moment of planning."""
     chosen = plan["chosen"]
-    yield f"chosen: {_CHOSEN[chosen]}", format_seconds(plan["predicted_ttft_s"])
+    chosen_by = "mode serve" if mode in _MODES_WITHOUT_LOADS else "chosen"
+    yield f"{chosen_by}: {_CHOSEN[chosen]}", format_seconds(plan["predicted_ttft_s"])
     if chosen != "compute":
         yield _CHOSEN["compute"], format_seconds(plan["if_computed_s"])
     if chosen != "load" and plan["tokens_by_tier"].keys() - {DEVICE}:

@@ -132,6 +132,7 @@ def test_a_server_that_cannot_be_reached_is_one_line() -> None:
     url = f"http://127.0.0.1:{port}"
     line = f"no server answers at {url}: start one with 'prefixd serve', or name it with --url"
     assert one_line(explain("--url", url), 1) == line
+    assert one_line(explain("--url", url.replace("//", "//me:hush@")), 1) == line
 
 
 @contextmanager
@@ -175,6 +176,9 @@ def test_what_is_no_prefixd_server_is_one_line(
         (("--file", "/nowhere/at/all"), "file: cannot read /nowhere/at/all: No such file or directory"),
         (("--url", "nonsense"), "url: 'nonsense' is no URL such as http://127.0.0.1:8000"),
         (("--url", "http://a:b"), "url: 'http://a:b' is no URL such as http://127.0.0.1:8000"),
+        (("--url", "http://me:hush@a:b"), "url: 'http://a:b' is no URL such as"),
+        (("--prompt", "\udcff"), "prompt: is not UTF-8 text"),
+        (("--prompt", "a", "--salt", "\udcff"), "salt: is not UTF-8 text"),
     ],
 )
 def test_flags_that_cannot_be_used_are_one_line_and_code_2(arguments: tuple[str, ...], line: str) -> None:
@@ -209,10 +213,10 @@ def test_an_account_shows_the_alternatives_and_what_was_missing() -> None:
     ]
 
 
-def rows_of(plan: dict[str, Any]) -> list[str]:
+def rows_of(plan: dict[str, Any], mode: str = "serve") -> list[str]:
     figures = {"policy": "p", "predicted_ttft_s": 1.0, "if_computed_s": 2.0, "if_loaded_s": 3.0}
     explained = {
-        "mode": "serve", "prompt_tokens": 40, "block_tokens": 16, "reason": "so", "blocks": [], "costs": {},
+        "mode": mode, "prompt_tokens": 40, "block_tokens": 16, "reason": "so", "blocks": [], "costs": {},
         "miss": None, "plan": {**figures, **plan},
     }  # fmt: skip
     return [
@@ -231,6 +235,12 @@ def test_alternatives_are_shown_once_and_only_where_they_are_any() -> None:
         f"{loaded} 3 s",
     ]
     assert len(rows_of({"chosen": "compute", "tokens_by_tier": {"device": 16}})) == 1
+
+
+@pytest.mark.parametrize("mode", ["off", "observe"])
+def test_what_is_not_loaded_is_not_said_to_be_chosen(mode: str) -> None:
+    plan = {"chosen": "load", "tokens_by_tier": {"disk": 16}}
+    assert rows_of(plan, mode)[0] == "mode serve: load all that can be loaded 1 s"
 
 
 def test_an_explanation_shows_where_blocks_are_and_what_loads_cost() -> None:

@@ -48,7 +48,10 @@ def plan(
     prefill_tok_s: Annotated[
         float | None,
         typer.Option(
-            help="Instead: tokens/s over a first chunk, as measured.", min=1e-3, rich_help_panel=_COMPUTING
+            help="Instead: tokens/s over a first chunk, as measured.",
+            min=1e-3,
+            max=1e9,
+            rich_help_panel=_COMPUTING,
         ),
     ] = None,
     chunk_tokens: Annotated[

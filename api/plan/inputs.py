@@ -107,7 +107,7 @@ def _tier(text: str) -> tuple[str, LoadCost, str]:
 
 def _lengths(text: str | None, context_tokens: int) -> list[int]:
     if text is None:
-        return usual_lengths(context_tokens)
+        return usual_lengths(min(context_tokens, _MOST_TOKENS))
     try:
         lengths = sorted({int(part) for part in text.split(",")})
     except ValueError as error:

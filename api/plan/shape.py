@@ -17,6 +17,7 @@ ITEM_BYTES: Mapping[str, int] = {
 """Bytes of one number of the keys and values; scales of the quantized forms are not counted."""
 
 _DEFAULT_CONTEXT_TOKENS = 32_768
+_LARGEST_SIZE = 1 << 30
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # They keep something else than keys and values of every token in every layer.
 _OTHER_STATE = ("kv_lora_rank", "num_kv_shared_layers", "ssm_cfg", "mamba_d_state")
@@ -79,9 +80,18 @@ def shape_of(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> 
     if field := _other_state(config):
         raise ConfigError("model", f"{field}: it does not keep keys and values of each token in each layer")
     num_heads = _size(facts, "num_attention_heads", "heads")
-    head_dim = facts.get("head_dim") or _size(facts, "hidden_size", "head-dim") // num_heads
-    num_kv_heads = facts.get("num_key_value_heads") or num_heads
-    facts |= {"head_dim": head_dim, "num_key_value_heads": num_kv_heads}
+    if facts.get("head_dim") is None:
+        facts["head_dim"] = _size(facts, "hidden_size", "head-dim") // num_heads
+    if facts.get("num_key_value_heads") is None:
+        facts["num_key_value_heads"] = num_heads
+    head_dim, num_kv_heads = (
+        _size(facts, "head_dim", "head-dim"),
+        _size(facts, "num_key_value_heads", "kv-heads"),
+    )
+    if num_heads % num_kv_heads:
+        raise ConfigError("kv_heads", f"{num_heads} query heads cannot share {num_kv_heads} evenly")
+    if facts.get("max_position_embeddings") is None:
+        facts["max_position_embeddings"] = _DEFAULT_CONTEXT_TOKENS
     parameters = facts.get("parameters") or _parameters(facts)
     kv_dtype = str(facts.get("kv_dtype") or _dtype(facts))
     if kv_dtype not in ITEM_BYTES:
@@ -90,12 +100,12 @@ def shape_of(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> 
         name=name,
         num_layers=_size(facts, "num_hidden_layers", "layers"),
         num_heads=num_heads,
-        num_kv_heads=_size(facts, "num_key_value_heads", "kv-heads"),
-        head_dim=_size(facts, "head_dim", "head-dim"),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         kv_dtype=kv_dtype,
         parameters=parameters,
         weight_bytes=parameters * ITEM_BYTES[_dtype(facts)],
-        context_tokens=facts.get("max_position_embeddings") or _DEFAULT_CONTEXT_TOKENS,
+        context_tokens=_size(facts, "max_position_embeddings", "model"),
     )
 
 
@@ -121,8 +131,9 @@ def _size(facts: Mapping[str, Any], field: str, flag: str) -> int:
     size = facts.get(field)
     if size is None:
         raise ConfigError(flag.replace("-", "_"), f"is not known: give --model DIR or --{flag}")
-    if not isinstance(size, int) or size < 1:
-        raise ConfigError(flag.replace("-", "_"), f"{size!r} ({field}) must be a whole number, 1 or more")
+    if type(size) is not int or not 1 <= size <= _LARGEST_SIZE:
+        reason = f"{size!r} ({field}) must be a whole number, 1 to {_LARGEST_SIZE}"
+        raise ConfigError(flag.replace("-", "_"), reason)
     return size
 
 

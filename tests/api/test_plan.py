@@ -77,6 +77,16 @@ def test_what_is_given_counts_instead_of_the_configuration() -> None:
         ({**EIGHT_BILLION, "kv_lora_rank": 512}, {}, "model"),
         ({**EIGHT_BILLION, "sliding_window": 4096}, {}, "model"),
         (EIGHT_BILLION, {"kv_dtype": "int3"}, "kv_dtype"),
+        (EIGHT_BILLION, {"head_dim": 0}, "head_dim"),
+        (EIGHT_BILLION, {"num_key_value_heads": 0}, "kv_heads"),
+        (EIGHT_BILLION, {"num_key_value_heads": 5}, "kv_heads"),
+        (EIGHT_BILLION, {"num_hidden_layers": 10**400}, "layers"),
+        ({**EIGHT_BILLION, "head_dim": [128]}, {}, "head_dim"),
+        ({**EIGHT_BILLION, "num_hidden_layers": True}, {}, "layers"),
+        *(
+            ({**EIGHT_BILLION, "max_position_embeddings": tokens}, {}, "model")
+            for tokens in ("many", -4, 0, math.inf)
+        ),
     ],
 )
 def test_a_shape_that_cannot_be_known_is_refused(
@@ -236,6 +246,11 @@ def test_what_cannot_be_planned_is_one_line_and_code_2(arguments: tuple[str, ...
     assert result.exit_code == 2
     assert result.stderr.startswith(f"prefixd: {line}"), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_rate_of_no_machine_is_refused() -> None:
+    for rate in ("inf", "1e308", "nan"):
+        assert run(*FLAGS, "--prefill-tok-s", rate).exit_code == 2
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])

@@ -35,7 +35,7 @@ class Planning:
             mode=mode,
             is_served=is_served,
             chosen=self.chosen,
-            reason=self.first.reason,
+            reason=self.first.reason if is_served else _unserved(mode, self.first.reason),
             tokens_by_tier=self.tokens_by_tier,
             predicted_s=prediction.ttft_s,
             if_computed_s=prediction.if_computed_s,
@@ -52,3 +52,12 @@ def chosen_by(plan: Plan, tiers: Sequence[str | None]) -> Chosen:
     if Choice.LOAD not in loadable:
         return "compute"
     return "both" if Choice.COMPUTE in loadable else "load"
+
+
+def _unserved(mode: Mode, reason: str) -> str:
+    """Return why nothing was loaded of what there was, and what would have been done."""
+    if mode is Mode.VERIFY:
+        return (
+            f"the mode is verify: this hit was computed, to be compared with what is stored; else: {reason}"
+        )
+    return f"the mode is {mode.value}: nothing is loaded; mode serve: {reason}"

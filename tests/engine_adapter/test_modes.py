@@ -63,6 +63,7 @@ def test_observe_stores_and_predicts_and_loads_nothing(make_rig: MakeRig, clean_
     assert planned is not None
     assert (planned.policy, planned.mode) == ("under test", Mode.OBSERVE)
     assert planned.tokens_by_tier == {"disk": 72}
+    assert planned.reason.startswith("the mode is observe: nothing is loaded; mode serve: ")
     assert planned.if_computed_s == pytest.approx(0.075)
     assert 0 < planned.predicted_s < 0.075
     assert planned.actual_s is not None
@@ -123,6 +124,10 @@ def test_verify_passes_blocks_that_are_equal_and_answers_from_computing(
 
     assert answer.token_ids == clean_ids(prompt, 12)
     assert answer.usage.tokens_by_source == {"computed": 75}
+    assert answer.usage.planned is not None
+    assert answer.usage.planned.reason.startswith(
+        "the mode is verify: this hit was computed, to be compared "
+    )
     statistics = rig.engine.statistics()
     assert (statistics.num_verified, statistics.num_found_wrong) == (9, 0)
 

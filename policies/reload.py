@@ -141,4 +141,5 @@ def _sentence(request: PlanRequest, plan: Plan) -> str:
 
 
 def _span(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    # From here on three digits of milliseconds would be 1e+03.
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

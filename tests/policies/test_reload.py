@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
+from policies.cost_model import ComputeCost
 from policies.planning import READY, Choice, Plan, PlanRequest, ReloadPolicy
 from policies.reload import AlwaysCompute, AlwaysLoad, Measured, Static, Timeout
 from tests.policies.requests import BLOCK_COMPUTE_S, BLOCK_TOKENS, about, line
@@ -141,3 +142,8 @@ def test_with_a_tier_left_out_the_sentence_names_the_other_alone() -> None:
 
 def test_only_what_weighs_costs_keeps_blocks_out_that_are_never_loaded_faster() -> None:
     assert [policy.weighs_costs for policy in POLICIES] == [False, False, False, False, True]
+
+
+def test_a_sentence_writes_no_time_as_a_power_of_ten() -> None:
+    reason = Measured().plan(about([READY, None, None], {}, compute=ComputeCost(0.9996, 0.0, 0.0))).reason
+    assert reason == "nothing to load: computing takes 1 s"

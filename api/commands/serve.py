@@ -17,6 +17,8 @@ def serve(settings: Settings) -> None:
 
     Every flag is also a key of the --config file and an environment variable
     (--host-bytes, host_bytes, PREFIXD_HOST_BYTES); a flag wins over the environment, and that over the file.
+    Secrets have no flag: PREFIXD_API_TOKEN, PREFIXD_REDIS_PASSWORD, and PREFIXD_REDIS_URL, which switches the
+    Redis or Valkey tier on.
 
     For example:
 

@@ -133,7 +133,11 @@ class RedisBackend:
         self._connections.close()
 
     def _receive(self, wire: Wire, want: Want) -> int | None:
-        """Read one frame; whatever comes instead of one is read to its end, and is a miss."""
+        """Read one frame; whatever comes instead of one is read to its end, and is a miss.
+
+        What is left of a frame that lacks a part, as when the server has evicted it, is removed: its header
+        would be found again by all who ask, and what they then read would be for nothing.
+        """
         num_parts = layout.num_parts(len(want.payload))
         if wire.length(b"*") != 1 + num_parts:
             raise ProtocolError("more or less than was asked for")
@@ -144,10 +148,15 @@ class RedisBackend:
             num_bytes = wire.bulk(free) or 0
             is_whole = is_whole and num_bytes <= len(free)
             arrived += num_bytes
-        if is_whole and arrived == _stored_bytes(want.header) and self._is_alive(want.header):
+        is_usable, stored_bytes = is_whole and self._is_alive(want.header), _stored_bytes(want.header)
+        if is_usable and arrived == stored_bytes:
             self._written.note_size(arrived)
             return arrived
         self._written.forget(want.key)
+        if is_usable and arrived < stored_bytes <= len(want.payload):
+            self._written.note_size(stored_bytes)
+            with suppress(BackendError):
+                self.delete(want.key)
         return None
 
     def _unpack(self, packed: bytes) -> tuple[Header | None, int]:

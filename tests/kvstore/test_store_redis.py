@@ -230,6 +230,20 @@ def test_case_8_a_block_without_one_of_its_parts_is_a_counted_miss_and_removed(r
     assert not rig.server.admin().exists(header_name(rig.key(1))), "nobody is told that it is there"
 
 
+def test_case_14_a_block_of_others_that_lacks_a_part_is_tried_once(rig: Rig) -> None:
+    """As when the server evicts a part: the header is used again and again, and so stays."""
+    theirs, ours = rig.open(), rig.open()
+    rig.put(theirs, 1, 2)
+    rig.server.admin().delete(part_name(rig.key(1), 1))
+    for _ in range(3):
+        rig.ask(ours, 1, 2)
+        assert not rig.get(ours, 1)
+        assert rig.get(ours, 2)
+        assert ours.flush(10.0)
+    assert rig.counts(ours)["missing"] == 1
+    assert rig.server.admin().dbsize() == 4, "a header and two parts, and the manifests"
+
+
 def test_case_10_a_block_that_the_server_evicts_between_lookup_and_load_is_a_miss(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1, 2)

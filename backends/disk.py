@@ -17,12 +17,12 @@ from backends.disk_journal import Entry
 from backends.disk_sweep import Sweep
 from kvstore.errors import BackendError, FrameError, OutOfSpaceError
 from kvstore.frame import Header, identify
+from kvstore.namespace import MOST_MANIFEST_BYTES
 from kvstore.seams import BackendStats
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MAX_MANIFEST_BYTES = 256 * 1024
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -171,7 +171,7 @@ class DiskBackend:
 def _manifest_in(path: Path) -> str | None:
     """Return the manifest that ``path`` holds, if it holds one."""
     with suppress(OSError, UnicodeDecodeError):
-        if path.suffix == ".json" and path.stat().st_size <= _MAX_MANIFEST_BYTES:
+        if path.suffix == ".json" and path.stat().st_size <= MOST_MANIFEST_BYTES:
             return path.read_text(encoding="utf-8")
     return None
 

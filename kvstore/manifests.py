@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from threading import Event
 
-from kvstore.namespace import Namespace
+from kvstore.namespace import MOST_MANIFEST_BYTES, Namespace
 from kvstore.tier import Tier
 
 _MAX_KNOWN = 4096  # salts are namespaces too, and anybody may invent them
-_MAX_BYTES = 1 << 20
 
 
 class Manifests:
@@ -82,7 +81,7 @@ def _describe(tier: Tier, namespace: Namespace) -> None:
 
 
 def _parse(manifest: str) -> Namespace | None:
-    if len(manifest) > _MAX_BYTES:
+    if len(manifest) > MOST_MANIFEST_BYTES:
         return None
     try:
         return Namespace.from_manifest(manifest)

@@ -11,6 +11,9 @@ from typing import Any
 
 NAMESPACE_BYTES = 16
 MANIFEST_VERSION = 1
+MOST_MANIFEST_BYTES = 1 << 20
+"""Longer ones are not read: what lies on a medium may be anything."""
+
 AT_REST_LAYOUT = "layer,kv,token,head,dim"
 
 

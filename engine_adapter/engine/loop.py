@@ -244,7 +244,10 @@ class Loop:
         self._scheduler.remove(sequence)
         usage = sequence.usage()
         self.tally.add(reason, usage)
-        self._accounts.ended(sequence, reason, usage)
+        try:
+            self._accounts.ended(sequence, reason, usage)
+        except Exception:  # noqa: BLE001 - likewise
+            _log.exception("a request's account could not be kept")
         try:
             if rest := sequence.text.flush():
                 sequence.on_event(Delta(rest, ()))

@@ -57,6 +57,19 @@ def store_under(store: TieredStore, namespace: Namespace, prompt: list[int], num
         parent = key
 
 
+def test_an_account_that_cannot_be_kept_costs_nobody_an_answer(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object) -> None:
+        raise ArithmeticError("costs that are no numbers")
+
+    rig = make_rig()
+    monkeypatch.setattr(rig.engine._accounts, "note_costs", fail)
+    answers = [rig.engine.generate(greedy(PROMPT, 1)) for _ in range(2)]
+    assert [answer.reason for answer in answers] == ["length", "length"]
+    assert rig.engine.health().ok
+
+
 def test_a_request_that_loads_leaves_its_plan_behind(make_rig: MakeRig) -> None:
     rig = make_rig()
     warm(rig)

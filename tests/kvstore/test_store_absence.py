@@ -12,6 +12,7 @@ from kvstore.errors import BackendError
 from kvstore.store import TieredStore
 from kvstore.tier import WriteMode
 from policies.admission import WorthLoading
+from tests.eventually import eventually
 from tests.kvstore.conftest import Rig, SharedDict
 from tests.kvstore.faults import raising, waiting
 
@@ -130,9 +131,12 @@ def test_a_block_that_memory_evicts_and_the_tier_below_cannot_write_was_dropped(
 
 def test_a_block_that_memory_evicts_and_a_full_queue_refuses_was_dropped(rig: Rig) -> None:
     store = rig.open(host_blocks=1, write_mode=WriteMode.BACK, max_queued_writes=1)
-    may_write = threading.Event()
-    rig.medium.fail = waiting("put", may_write)
-    rig.put(store, *range(6), flush=False)
+    may_write, written = threading.Event(), list[bytes]()
+    rig.medium.fail = waiting("put", may_write, written)
+    rig.put(store, 0)
+    rig.put(store, 1, flush=False)
+    eventually(lambda: written == [rig.key(0)])
+    rig.put(store, *range(2, 6), flush=False)
     assert why(rig, store, 4) == Absence(Cause.DROPPED, "disk", 1_000_000)
     may_write.set()
     assert store.flush(5.0)

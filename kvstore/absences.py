@@ -71,6 +71,12 @@ class Absences:
         """Return (cause, tier, epoch ms) of the last departure, if it is remembered."""
         return self._departures.get(key)
 
+    def keeps_out(self, key: bytes, parent: bytes) -> bool:
+        """Say whether a block is in quarantine; one that was computed on such a one is from now on."""
+        if key not in self.quarantined and parent and parent in self.quarantined:
+            self.quarantine(key)
+        return key in self.quarantined
+
     def quarantine(self, key: bytes) -> None:
         """Keep a block out; the oldest of too many may come back."""
         self.quarantined[key] = None

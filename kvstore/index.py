@@ -92,7 +92,7 @@ class ResidencyIndex(Residents):
         with self._lock:
             if ledger.knows(facts.key):
                 return True
-            if facts.key in self._absences.quarantined:
+            if self._absences.keeps_out(facts.key, facts.parent):
                 return False
             if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
                 return False
@@ -114,7 +114,7 @@ class ResidencyIndex(Residents):
                 if not record.tiers >> bit & 1:  # what lay there before could not be read
                     ledger.forget(facts.key)
                     self._clear_bit(facts.key, bit, Cause.EVICTED)
-            if ledger.knows(facts.key) or facts.key in self._absences.quarantined:
+            if ledger.knows(facts.key) or self._absences.keeps_out(facts.key, facts.parent):
                 return False
             victims = ledger.their_victims(footprint_bytes, self._is_held)
             if victims is None:

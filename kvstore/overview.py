@@ -17,7 +17,8 @@ def health_of(tiers: Sequence[Tier], index: ResidencyIndex, *, is_closed: bool) 
     if is_closed:
         states = dict.fromkeys(states, TierHealth(State.UNHEALTHY, "closed"))
     num = index.num_quarantined
-    reason = f"{num} wrong blocks are in quarantine: find the cause, then clear the store" if num else ""
+    told = f"{num} blocks that are wrong, or were computed on wrong ones, are in quarantine"
+    reason = f"{told}: find the cause, then clear the store" if num else ""
     order = list(State)
     worst = max((health.state for health in states.values()), key=order.index, default=State.OK)
     return Health(max(worst, State.DEGRADED, key=order.index) if reason else worst, states, reason)

@@ -132,11 +132,11 @@ class Placement(Removal):
         return num_tiers > 0
 
     def quarantine(self, key: bytes) -> None:
-        """Take a block out of every tier, in use or not, and keep it out."""
-        self._index.quarantine(key)
-        for tier in self._tiers:
-            self._demotions.cancel(tier.bit, key)
-            self.remove(tier, key, Cause.QUARANTINED, even_if_held=True)
+        """Take a block, and all that was computed on it, out of every tier, in use or not; keep them out."""
+        for suspect in self._index.quarantine(key):
+            for tier in self._tiers:
+                self._demotions.cancel(tier.bit, suspect)
+                self.remove(tier, suspect, Cause.QUARANTINED, even_if_held=True)
 
     def keys_in(self, tier: Tier) -> list[bytes]:
         """Return the keys of what a tier holds, or will once its queue is written."""

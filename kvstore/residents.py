@@ -30,36 +30,36 @@ class Residents:
     def find(self, keys: Sequence[bytes], mask: int, now_ms: int, soft_ms: int) -> list[Record | None]:
         """Return each key's record, held once, or ``None`` where no tier of ``mask`` has it alive.
 
-        A hit extends the block's soft limit to ``soft_ms``. Every record returned must be passed
-        to ``unhold``.
+        ``keys`` name a prefix, block by block: what follows one in quarantine is not to be trusted. A hit
+        extends the block's soft limit to ``soft_ms``. Every record returned must be passed to ``unhold``.
         """
         found: list[Record | None] = []
         get = self._records.get
         with self._lock:
-            kept_out, num_found = self._absences.quarantined or (), 0
-            for key in keys:
+            num_found = 0
+            for key in self._trusted(keys):
                 record = get(key)
-                if record is None or not record.tiers & mask or key in kept_out or record.is_expired(now_ms):
+                if record is None or not record.tiers & mask or record.is_expired(now_ms):
                     found.append(None)
                     continue
                 num_found += 1
                 record.num_holds += 1
                 record.extend(soft_ms)
                 found.append(record)
+            found += [None] * (len(keys) - len(found))
             self.num_wanted += len(keys)
             self.num_found += num_found
         return found
 
-    def peek(self, keys: Iterable[bytes], mask: int, now_ms: int) -> list[int]:
+    def peek(self, keys: Sequence[bytes], mask: int, now_ms: int) -> list[int]:
         """Return the tiers of ``mask`` that have each block alive; nothing is held, touched or extended."""
-        get, kept_out = self._records.get, self._absences.quarantined
+        get = self._records.get
         with self._lock:
-            return [
-                record.tiers & mask
-                if (record := get(key)) and not record.is_expired(now_ms) and key not in kept_out
-                else 0
-                for key in keys
+            alive = [
+                record.tiers & mask if (record := get(key)) and not record.is_expired(now_ms) else 0
+                for key in self._trusted(keys)
             ]
+        return alive + [0] * (len(keys) - len(alive))
 
     def hold(self, key: bytes, bit: int, now_ms: int | None = None) -> Record | None:
         """Return the record of ``key``, held once more, when tier ``bit`` has it (alive at ``now_ms``)."""
@@ -89,13 +89,16 @@ class Residents:
             record.extend(soft_ms)
             return bool(record.tiers & mask)
 
-    def ended(self, keys: Iterable[bytes], now_ms: int) -> list[bytes]:
-        """Return those of ``keys`` that must not be used: their time is over, or they are in quarantine."""
-        get, kept_out = self._records.get, self._absences.quarantined
+    def ended(self, keys: Sequence[bytes], now_ms: int) -> list[bytes]:
+        """Return those of ``keys`` that must not be used.
+
+        Their time is over, or they are in quarantine or follow one that is.
+        """
+        get = self._records.get
         with self._lock:
-            return [
-                key for key in keys if key in kept_out or ((record := get(key)) and record.is_expired(now_ms))
-            ]
+            trusted = self._trusted(keys)
+            over = [key for key in trusted if (record := get(key)) and record.is_expired(now_ms)]
+        return [*over, *keys[len(trusted) :]]
 
     def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
         """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
@@ -125,12 +128,26 @@ class Residents:
             if (record is None or not record.tiers) and key not in self._absences.quarantined:
                 self._absences.note(key, cause, bit)
 
-    def quarantine(self, key: bytes) -> None:
-        """From now on, neither find ``key`` nor take it in; the caller removes it from the tiers."""
+    def quarantine(self, key: bytes) -> list[bytes]:
+        """From now on, neither find ``key`` and what was computed on it nor take them in.
+
+        Returns the keys that are known of these, for the caller to remove from the tiers.
+        """
         with self._lock:
-            record = self._records.get(key)
-            self._absences.note(key, Cause.QUARANTINED, fastest(record.tiers) if record else 0)
-            self._absences.quarantine(key)
+            suspects = [key, *self._descendants(key)]
+            for suspect in suspects:
+                record = self._records.get(suspect)
+                tier = fastest(record.tiers) if record and record.tiers else 0
+                self._absences.note(suspect, Cause.QUARANTINED, tier)
+                self._absences.quarantine(suspect)
+        return suspects
+
+    def keeps_out(self, key: bytes, parent: bytes) -> bool:
+        """Say whether a block is not taken in, for it or the block it was computed on is in quarantine."""
+        if not self._absences.quarantined:
+            return False
+        with self._lock:
+            return self._absences.keeps_out(key, parent)
 
     def end_quarantine(self) -> None:
         """Take blocks in again, but for those that a tier still has: the bad copy must go first."""
@@ -156,6 +173,23 @@ class Residents:
         with self._lock:
             return sum(record.num_holds for record in self._records.values())
 
+    def _trusted(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the keys of a prefix up to the first in quarantine."""
+        kept_out = self._absences.quarantined
+        if not kept_out:
+            return keys
+        return keys[: next((index for index, key in enumerate(keys) if key in kept_out), len(keys))]
+
+    def _descendants(self, key: bytes) -> list[bytes]:
+        children: dict[bytes, list[bytes]] = {}
+        for record in self._records.values():
+            children.setdefault(record.parent, []).append(record.key)
+        found, unseen = list[bytes](), list(children.get(key, ()))
+        while unseen:
+            found.append(unseen.pop())
+            unseen += children.get(found[-1], ())
+        return found
+
     def _is_held(self, key: bytes) -> bool:
         record = self._records.get(key)
         return record is not None and record.num_holds > 0
@@ -170,7 +204,7 @@ class Residents:
         if record is not facts and facts.raw_bytes:
             record.complete_from(facts)
         self._ends.note(record)
-        if facts.key not in self._absences.quarantined:
+        if not self._absences.keeps_out(facts.key, facts.parent):
             self._absences.forget(facts.key)
         return record
 

@@ -155,7 +155,7 @@ class TieredStore:
         filled (default: all), ``first_token`` the position of the first (default: unknown), by which
         a tier judges what loading is worth. Never blocks on a lower tier.
         """
-        if self._closed or self._index.is_quarantined(key):
+        if self._closed or self._index.keeps_out(key, parent):
             return None
         self._manifests.register(namespace)
         tokens = namespace.block_tokens
@@ -192,7 +192,7 @@ class TieredStore:
         """Note that the engine's pool now holds this block."""
         self._index.report(DEVICE_BIT, key, parent)
 
-    def ended(self, keys: Iterable[bytes]) -> list[bytes]:
+    def ended(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return those of ``keys`` that the engine's pool must not share any more.
 
         Their time is over, or they are in quarantine.
@@ -237,10 +237,11 @@ class TieredStore:
         return num_gone
 
     def quarantine(self, key: bytes) -> None:
-        """Remove a block that was found to be wrong from every tier, in use or not, and keep it out.
+        """Remove a wrong block, and what was computed on it, from every tier, in use or not; keep them out.
 
-        Whoever holds it finds it gone; ``ended`` names it, so that the engine's pool lets go of it too.
-        It is neither found nor stored again in this process until ``clear()``, and health says so.
+        Whoever holds them finds them gone; ``ended`` names them, so that the engine's pool lets go of
+        them too. They are neither found nor stored again in this process until ``clear()``, and health
+        says so.
         """
         self._placement.quarantine(key)
 

@@ -268,7 +268,7 @@ def test_a_wrong_block_that_verifying_finds_is_counted_and_degrades_health(
         assert counted["prefixd_verified_blocks_total"] == counted["prefixd_wrong_blocks_total"] > 0
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (200, "degraded")
-        assert "wrong blocks are in quarantine" in health.json()["reasons"]["store"]
+        assert "are in quarantine" in health.json()["reasons"]["store"]
         serving.engine.clear_pool()
         miss = ok(client.post("/kv/explain", json={"prompt": PROMPT}))["miss"]
         assert miss["cause"] == "quarantined"

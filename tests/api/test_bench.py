@@ -58,6 +58,13 @@ def test_bench_tiers_measures_a_server_that_is_there_and_leaves_nothing_behind(
     assert valkey.admin().keys() == [b"mine"]
 
 
+def test_bench_tiers_logs_in_as_the_settings_say(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFIXD_REDIS_PASSWORD", "of nobody")
+    result = CliRunner().invoke(build_cli(), ["bench", "tiers", "--tier", "redis", "--url", valkey.url])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("prefixd: url: the server refuses the user or the password: ")
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [

@@ -26,6 +26,7 @@ _UNKNOWN = ComputeCost(0.0, 1e-3, 0.0)
 _DECODE_WEIGHT = 0.25
 _REVIEW_SHARE = 0.01
 _LEAST_REVIEW_S = 0.002
+_PLANS_WORTH = 50.0
 _MOST_REVIEW_S = 60.0
 _ANSWER_SHARE = 0.03
 
@@ -71,14 +72,16 @@ class Planner:
     def review(self, sequence: Sequence, order: Order) -> None:
         """Plan for ``sequence`` if its prompt is incomplete and has blocks to load, and start loads.
 
-        A plan is kept while a small part of its predicted time passes and computing goes no further.
+        A plan is kept while a small part of its predicted time passes and computing goes no further, and
+        while it has not lasted many times as long as planning took: a long prompt's takes long.
         """
         if sequence.is_decoding:
             return
         now_s = self._clock.monotonic_s()
         if self._is_due(sequence, now_s):
             request = self._request(sequence, now_s)
-            self._plan(sequence, self._in_order(request, sequence, order), now_s)
+            planning = self._plan(sequence, self._in_order(request, sequence, order), now_s)
+            planning.took_s = self._clock.monotonic_s() - now_s
         sequence.ownership.start()
         order.compute_s += self._remaining_s(sequence)
         for tier, num in sequence.ownership.num_wanted.items():
@@ -86,7 +89,8 @@ class Planner:
 
     def next_review_s(self, running: Seq[Sequence]) -> float | None:
         """Return when a plan is due for review if nothing happens before; ``None``: never."""
-        return min((_due_s(sequence) for sequence in running if _is_reviewed(sequence)), default=None)
+        reviewed = (sequence.planning for sequence in running if _is_reviewed(sequence))
+        return min((_due_s(planning) for planning in reviewed if planning), default=None)
 
     def answer_s(self, sequence: Sequence) -> float:
         """Return how long computing may wait for the answer of a medium, which may save much of it.
@@ -106,10 +110,12 @@ class Planner:
         is_settled = not sequence.is_served and sequence.planning is not None
         if is_settled or not sequence.ownership.is_open(self._block_at(sequence)):
             return False
+        if (planning := sequence.planning) is None:
+            return True
         has_moved = sequence.num_computed != sequence.planned_at
-        return has_moved or now_s >= _due_s(sequence)
+        return now_s >= (_paid_s(planning) if has_moved else _due_s(planning))
 
-    def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> None:
+    def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> Planning:
         plan = self.decide(request)
         sequence.planned_at = sequence.num_computed
         if sequence.planning is None:
@@ -122,6 +128,7 @@ class Planner:
         if sequence.is_served:
             first = -(-sequence.num_computed // self._block_tokens)
             sequence.ownership.follow(plan.choices, plan.probes, first)
+        return sequence.planning
 
     def decide(self, request: PlanRequest) -> Plan:
         """Return the policy's plan; one that fails has everything computed."""
@@ -228,9 +235,12 @@ def _is_reviewed(sequence: Sequence) -> bool:
     return not sequence.is_decoding and sequence.planning is not None and sequence.ownership.num_loading > 0
 
 
-def _due_s(sequence: Sequence) -> float:
-    planning = sequence.planning
-    if planning is None:
-        return 0.0
+def _due_s(planning: Planning) -> float:
     predicted_s = planning.latest.prediction.if_computed_s
-    return planning.latest_s + min(_MOST_REVIEW_S, max(_LEAST_REVIEW_S, _REVIEW_SHARE * predicted_s))
+    kept_s = min(_MOST_REVIEW_S, max(_LEAST_REVIEW_S, _REVIEW_SHARE * predicted_s))
+    return max(_paid_s(planning), planning.latest_s + kept_s)
+
+
+def _paid_s(planning: Planning) -> float:
+    """Return when a plan has lasted so long that another is worth the time it takes to make."""
+    return planning.latest_s + _PLANS_WORTH * planning.took_s

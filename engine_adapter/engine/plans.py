@@ -11,7 +11,10 @@ from policies.planning import Choice, Plan, is_loadable
 
 @dataclass(slots=True)
 class Planning:
-    """The first plan and the latest, when they were made, and what there was to load."""
+    """The first plan and the latest, when they were made, and what there was to load.
+
+    ``took_s`` is how long the latest took to make.
+    """
 
     policy: str
     chosen: Chosen
@@ -21,6 +24,7 @@ class Planning:
     latest_s: float
     tokens_by_tier: dict[str, int]
     num_plans: int = 1
+    took_s: float = 0.0
 
     def again(self, plan: Plan, now_s: float) -> None:
         """Note that the prompt was planned for once more."""

@@ -26,6 +26,7 @@ def plan_body(planned: Planned) -> dict[str, Any]:
         "if_loaded_s": planned.if_loaded_s,
         "actual_s": planned.actual_s,
         "num_plans": planned.num_plans,
+        "num_failed": planned.num_failed,
     }
 
 

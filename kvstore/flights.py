@@ -65,6 +65,7 @@ class Flights:
         # By tier; for each flight there is one job in its pool.
         self._waiting: defaultdict[int, deque[_Flight]] = defaultdict(deque)
         self._changed = Condition()
+        self._in_line: deque[_Flight] = deque()  # those that wait for memory to land in
 
     def begin(self, tier: Tier, record: Record, deadline_s: float, on_done: OnDone | None) -> Ticket:
         """Join the transfer of this block that is under way, or begin one; ``record`` is held.
@@ -93,7 +94,7 @@ class Flights:
         if not tier.is_streaming:
             return tier.pool.read(partial(self._run, flight))
         with self._changed:  # so that there is never a flight without a job, nor a job too early for it
-            is_queued = tier.pool.read(partial(self._run_batch, tier))
+            is_queued = tier.pool.read(partial(self._run_batches, tier))
             if is_queued:
                 self._waiting[tier.bit].append(flight)
         return is_queued
@@ -109,41 +110,49 @@ class Flights:
         finally:
             self._end_all([flight])
 
-    def _run_batch(self, tier: Tier) -> None:
-        """Move blocks that wait, in one exchange; here too all who wait hear of the end."""
+    def _run_batches(self, tier: Tier) -> None:
+        """Move blocks that wait, and those that were left behind: theirs may have been the last job."""
+        while self._run_batch(tier):
+            pass
+
+    def _run_batch(self, tier: Tier) -> bool:
+        """Move blocks in one exchange; all who wait hear of the end. Says whether one was left behind."""
         boarded: list[_Flight] = []
         try:
-            self._board(tier, boarded)
+            is_one_left = self._board(tier, boarded)
             landings = [Landing(flight.landed, flight.slot.view) for flight in boarded if flight.slot]
             with closing(tier.read_each(landings)) as arrivals:
                 for flight, arrival in zip(boarded, arrivals, strict=True):
                     self._arrived(flight, arrival)
         finally:
             self._end_all(boarded)
+        return is_one_left
 
     def _end_all(self, flights: Iterable[_Flight]) -> None:
         for flight in flights:
             if not flight.load.is_finished():
                 self._finish(flight, None)
 
-    def _board(self, tier: Tier, boarded: list[_Flight]) -> None:
+    def _board(self, tier: Tier, boarded: list[_Flight]) -> bool:
         """Add flights that wait to ``boarded``, as many as go in one exchange, with memory to land in.
 
         One that cannot have any at once is left for the next batch unless it is the first, which
-        waits: a batch that waited with memory in its hands could wait for itself.
+        waits: a batch that waited with memory in its hands could wait for itself. Says whether one was.
         """
         while len(boarded) < tier.config.max_batch and (flight := self._next(tier)) is not None:
             boarded.append(flight)
             if len(boarded) == 1:
                 flight.slot = self._staging_slot(flight)
             elif self._is_wanted(flight):
-                flight.slot = self._arena.allocate(flight.record.raw_bytes)
+                # Not from under the hands of those that wait for it.
+                flight.slot = None if self._in_line else self._arena.allocate(flight.record.raw_bytes)
                 if flight.slot is None:
                     with self._changed:
                         self._waiting[tier.bit].appendleft(boarded.pop())
-                    return
+                    return True
             if flight.slot is None:
                 self._refuse(boarded.pop())
+        return False
 
     def _next(self, tier: Tier) -> _Flight | None:
         with self._changed:
@@ -221,14 +230,19 @@ class Flights:
         return not flight.tier.pool.is_closing and flight.load.is_wanted()
 
     def _staging_slot(self, flight: _Flight) -> Slot | None:
-        """Return memory to land in, waiting while other loads use it all; ``None``: none in time."""
-        ends_at_s = flight.began_s + _STAGING_WAIT_S
-        while self._is_wanted(flight):
-            slot = self._arena.allocate(flight.record.raw_bytes)
-            if slot is not None or self._clock.monotonic_s() >= ends_at_s:
-                return slot
-            memory = self._placement.memory
-            if memory is None or not self._placement.evict_next(memory):
-                with self._changed:
-                    self._changed.wait(0.01)
-        return None
+        """Return memory to land in, waiting in line while other loads use it all; ``None``: none in time."""
+        ends_at_s = self._clock.monotonic_s() + _STAGING_WAIT_S
+        self._in_line.append(flight)
+        try:
+            while self._is_wanted(flight):
+                is_first = self._in_line[0] is flight
+                slot = self._arena.allocate(flight.record.raw_bytes) if is_first else None
+                if slot is not None or self._clock.monotonic_s() >= ends_at_s:
+                    return slot
+                memory = self._placement.memory
+                if memory is None or not is_first or not self._placement.evict_next(memory):
+                    with self._changed:
+                        self._changed.wait(0.01)
+            return None
+        finally:
+            self._in_line.remove(flight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from threading import Lock
 from typing import TypeVar
@@ -13,11 +14,17 @@ from kvstore.statistics import Count, Counters
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class Guard:
-    """A breaker with its lock, its clock and the counts of its tier. Thread-safe."""
+    """A breaker with its lock, its clock and the counts of its tier. Thread-safe.
 
-    def __init__(self, breaker: Breaker, counters: Counters, clock: Clock) -> None:
+    ``what`` it guards is told in the log when attempts stop, and when they go on.
+    """
+
+    def __init__(self, what: str, breaker: Breaker, counters: Counters, clock: Clock) -> None:
+        self._what = what
         self._breaker = breaker
         self._counters = counters
         self._clock = clock
@@ -45,7 +52,10 @@ class Guard:
     def succeeded(self) -> None:
         """Note an attempt that went well."""
         with self._lock:
+            was_open = self._breaker.opened_at_s is not None
             self._breaker.succeeded()
+        if was_open:
+            _log.warning("%s go on", self._what)
 
     def failed(self, count: str, error: Exception) -> None:
         """Note an attempt that failed."""
@@ -54,6 +64,7 @@ class Guard:
             has_opened = self._breaker.failed(one_line(error), self._clock.monotonic_s())
         if has_opened:
             self._counters.add(Count.BREAKER_OPENINGS)
+            _log.warning("%s are paused: %s", self._what, one_line(error))
 
     def paused_for(self) -> str:
         """Return why attempts are refused or on trial, in one line; empty when they are not."""

@@ -100,8 +100,8 @@ class Tier:
         self._admitting = Admitting(
             spec.admission, spec.config.name, spec.config.budget_bytes, self.footprint, clock
         )
-        self._reading = self._guard(clock)
-        self._writing = self._guard(clock)
+        self._reading = self._guard("reads", clock)
+        self._writing = self._guard("writes", clock)
         self._forms = Forms(spec.codec, codecs, clock)
         self._reader = Reader(spec.backend, self._forms, self._reading, self.counters)
         self._last_delete_fault = ""
@@ -234,8 +234,9 @@ class Tier:
         told = "; ".join(reasons)
         return TierHealth(State.DEGRADED if told else State.OK, told)
 
-    def _guard(self, clock: Clock) -> Guard:
-        return Guard(Breaker(self.config.fault_threshold, self.config.cooldown_s), self.counters, clock)
+    def _guard(self, what: str, clock: Clock) -> Guard:
+        breaker = Breaker(self.config.fault_threshold, self.config.cooldown_s)
+        return Guard(f"{what} of tier {self.name}", breaker, self.counters, clock)
 
 
 class MemoryTier(Tier):

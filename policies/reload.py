@@ -131,12 +131,15 @@ def _sentence(request: PlanRequest, plan: Plan) -> str:
     if not num_loaded:
         return f"computing alone is fastest: {alternatives}"
     first_loaded = pairs.index(next(pair for pair in pairs if pair[0] is Choice.LOAD and pair[1] != READY))
-    num_before = sum(choice is Choice.COMPUTE for choice, _ in pairs[:first_loaded])
-    if not num_before:
-        return f"loading is fastest: {loaded} in {_span(prediction.load_s)}; {alone}"
+    before = [tier for choice, tier in pairs[:first_loaded] if choice is Choice.COMPUTE]
+    whole = _span(prediction.ttft_s)
+    if not any(map(is_loadable, before)):
+        meanwhile = f", with {len(before) * request.block_tokens} that no tier has computed" if before else ""
+        return f"loading is fastest: {loaded}{meanwhile}, {whole} in all; {alone}"
+    num_before = len(before) * request.block_tokens
     return (
-        f"both at once: {loaded} while the {num_before * request.block_tokens} before them are computed, "
-        f"{_span(prediction.ttft_s)} in all; {alternatives}"
+        f"both at once: {loaded} while the {num_before} before them are computed, {whole} in all; "
+        f"{alternatives}"
     )
 
 

@@ -17,6 +17,7 @@ from backends.disk import DiskBackend
 from backends.disk_frames import PAGE_BYTES
 from backends.host import HostBackend
 from kvstore.arena import Arena, slot_stride
+from kvstore.errors import ServerFailedError
 from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 from kvstore.store import StoreConfig, TieredStore
@@ -176,6 +177,9 @@ def _put_all(store: TieredStore, keys: Sequence[bytes], payload: memoryview) -> 
         store.put(_NAMESPACE, key, b"", payload)
 
 
+_LOST = "a block that was just put is not there: the medium loses blocks, or has too little memory"
+
+
 def _put_all_behind(store: TieredStore, keys: Sequence[bytes], payload: memoryview) -> None:
     """Put through the staging memory, as fast as it empties, until all is on the medium."""
     for key in keys:
@@ -187,7 +191,7 @@ def _put_all_behind(store: TieredStore, keys: Sequence[bytes], payload: memoryvi
 def _get_all(store: TieredStore, keys: Sequence[bytes], out: memoryview) -> None:
     for key in keys:
         if not store.get_into(key, out):
-            raise RuntimeError("a block that was put is not there")
+            raise ServerFailedError(_LOST)
 
 
 def load_all(store: TieredStore, keys: Sequence[bytes]) -> None:
@@ -198,7 +202,7 @@ def load_all(store: TieredStore, keys: Sequence[bytes]) -> None:
         ticket.wait(60.0)
         block = ticket.take()
         if block is None:
-            raise RuntimeError("a block that was put is not there")
+            raise ServerFailedError(_LOST)
         block.release()
     hit.release()
 

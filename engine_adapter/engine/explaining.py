@@ -98,7 +98,7 @@ class Explainer:
         namespace = self._prefix.namespace_of(request.salt)
         keys = chain_keys(namespace.digest, request.prompt_ids, namespace.block_tokens)
         tiers = self._find(keys)
-        costs = self._costs([READY if tier == DEVICE else tier for tier in tiers], request, num_waiting)
+        costs = self._costs(_for_plan(tiers, mode), request, num_waiting)
         plan = self._planner.decide(costs)
         miss = first_miss(self._store, keys, tiers, namespace.block_tokens)
         if miss is not None and miss.cause is Cause.NEVER_STORED:
@@ -132,3 +132,10 @@ class Explainer:
         num_tokens = len(request.prompt_ids)
         self._on_engine_thread(lambda: found.append(self._planner.imagine(tiers, num_tokens, num_waiting)))
         return found[0]
+
+
+def _for_plan(tiers: Sequence[str | None], mode: Mode) -> list[str | None]:
+    """Return where a plan finds each block: without a cache nowhere, on the device it is ready."""
+    if mode is Mode.OFF:
+        return [None] * len(tiers)
+    return [READY if tier == DEVICE else tier for tier in tiers]

@@ -48,7 +48,7 @@ class Miss:
 
     def sentence(self) -> str:
         """Return it for people."""
-        subject = f"block {self.index + 1}, from token {self.first_token} on,"
+        subject = f"block {self.index}, from token {self.first_token} on,"
         if self.differences:
             fields = "; ".join(f"{one.field} is {one.here}, there {one.there}" for one in self.differences)
             return f"{subject} is stored in another namespace, which differs: {fields}"

@@ -31,7 +31,7 @@ class Planning:
         self.latest, self.latest_s = plan, now_s
         self.num_plans += 1
 
-    def told(self, mode: Mode, first_token_s: float | None, *, is_served: bool) -> Planned:
+    def told(self, mode: Mode, first_token_s: float | None, *, is_served: bool, num_failed: int) -> Planned:
         """Return what the caller is told of it."""
         prediction = self.first.prediction
         return Planned(
@@ -39,12 +39,15 @@ class Planning:
             mode=mode,
             is_served=is_served,
             chosen=self.chosen,
-            reason=self.first.reason if is_served else _unserved(mode, self.first.reason),
+            reason=self.first.reason + _failures(num_failed)
+            if is_served
+            else _unserved(mode, self.first.reason),
             tokens_by_tier=self.tokens_by_tier,
             predicted_s=prediction.ttft_s,
             if_computed_s=prediction.if_computed_s,
             if_loaded_s=prediction.if_loaded_s,
             num_plans=self.num_plans,
+            num_failed=num_failed,
             actual_s=None if first_token_s is None else first_token_s - self.first_s,
         )
 
@@ -56,6 +59,12 @@ def chosen_by(plan: Plan, tiers: Sequence[str | None]) -> Chosen:
     if Choice.LOAD not in loadable:
         return "compute"
     return "both" if Choice.COMPUTE in loadable else "load"
+
+
+def _failures(num_failed: int) -> str:
+    if not num_failed:
+        return ""
+    return f"; {num_failed} of its blocks were asked for and did not come, so they were computed"
 
 
 def _unserved(mode: Mode, reason: str) -> str:

@@ -81,6 +81,7 @@ class PrefixCache:
         """Take back all that ``sequence`` holds: loads, lease and blocks."""
         sequence.ownership.close()
         self.num_taken_over += sequence.ownership.num_taken_over
+        sequence.num_failed += sequence.ownership.num_taken_over
         sequence.ownership = Ownership()
         self.pool.release(reversed(sequence.blocks))
         sequence.blocks = []

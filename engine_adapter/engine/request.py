@@ -120,8 +120,8 @@ class Planned:
     ``tokens_by_tier`` could have been loaded; ``chosen`` says whether that was planned for all of them,
     none or some. The predictions were made when the prompt was first planned for and say how long from
     then on the first token would take: as planned, if everything was computed, if all that can be was
-    loaded. ``actual_s`` is what it took, ``None`` before that. Unless ``is_served``, everything was
-    computed, whatever the plan said.
+    loaded. ``num_failed`` blocks were asked for and did not come. ``actual_s`` is what it took, ``None``
+    before that. Unless ``is_served``, everything was computed, whatever the plan said.
     """
 
     policy: str
@@ -134,6 +134,7 @@ class Planned:
     if_computed_s: float
     if_loaded_s: float
     num_plans: int
+    num_failed: int = 0
     actual_s: float | None = None
 
     @property
@@ -145,9 +146,10 @@ class Planned:
     def saved_s(self) -> float:
         """What the cache saved against computing everything; negative: it cost that.
 
-        Computing everything is predicted; in mode ``observe`` so is what loading would have taken.
+        Computing everything is predicted; in mode ``observe`` so is what loading would have taken. A hit
+        that was computed to be compared says nothing.
         """
-        if self.actual_s is None:
+        if self.actual_s is None or not (self.is_served or self.mode is Mode.OBSERVE):
             return 0.0
         return self.if_computed_s - (self.predicted_s if self.mode is Mode.OBSERVE else self.actual_s)
 

@@ -81,6 +81,8 @@ class Sequence:
         """Until when computing waits for the answer to the inquiry; ``None``: not, or not any more."""
         self.planning: Planning | None = None
         self.planned_at = -1
+        self.num_failed = 0
+        """Blocks asked for that did not come, before it was given up or preempted."""
         self.miss: Miss | None = None
         """The first block that no tier had, as it was when computing began."""
 
@@ -134,7 +136,9 @@ class Sequence:
     def _planned(self) -> Planned | None:
         if self.planning is None:
             return None
-        return self.planning.told(self.mode, self.times.first_token_s, is_served=self.is_served)
+        num_failed = self.num_failed + self.ownership.num_taken_over
+        first_token_s = self.times.first_token_s
+        return self.planning.told(self.mode, first_token_s, is_served=self.is_served, num_failed=num_failed)
 
 
 def _since(start_s: float | None, end_s: float | None) -> float | None:

@@ -67,7 +67,7 @@ def test_the_last_request_is_explained(url: str, serving: Serving) -> None:
     complete(url)
     missed = explain("--url", f"{url}/v1").stdout
     assert "request 0, ended " in missed
-    assert "nothing to load: block 1, from token 0 on, was stored by nobody" in missed
+    assert "nothing to load: block 0, from token 0 on, was stored by nobody" in missed
     assert "first miss" not in missed
     serving.engine.flush()
     serving.engine.clear_pool()
@@ -95,7 +95,7 @@ def test_a_prompt_is_explained_and_not_run(url: str, serving: Serving, tmp_path:
     missed = explain("--url", url, "--prompt", PROMPT).stdout
     assert "found: nothing" in missed
     assert ": nowhere, compute" in missed
-    assert "first miss: block 1, from token 0 on, was stored by nobody" in missed
+    assert "first miss: block 0, from token 0 on, was stored by nobody" in missed
     assert serving.engine.statistics().requests == {"length": 1}
 
 

@@ -98,7 +98,7 @@ def test_recent_plans_come_latest_first_and_as_many_as_asked(fresh: TestClient, 
     second, first = listed["data"]
     assert second["number"] == first["number"] + 1
     assert (first["plan"], first["miss"]["cause"]) == (None, "cleared")
-    assert first["reason"].startswith("nothing to load: block 1, from token 0 on, was removed by somebody")
+    assert first["reason"].startswith("nothing to load: block 0, from token 0 on, was removed by somebody")
     assert second["plan"]["tokens_by_tier"]["host"] > 0
     assert second["reason"] == second["plan"]["reason"]
     assert (second["namespace"], second["mode"], second["ended"]) == (MODEL, "serve", "length")

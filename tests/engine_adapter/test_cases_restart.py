@@ -208,6 +208,11 @@ def test_cases_6_and_8_a_damaged_block_is_computed_and_the_others_are_loaded(
         again = answer(serving)
         assert again.token_ids == clean.token_ids
         assert loaded(again) == 88
+        assert again.usage.planned is not None
+        assert again.usage.planned.num_failed == 1
+        assert again.usage.planned.reason.endswith(
+            "; 1 of its blocks were asked for and did not come, so they were computed"
+        )
         disk = serving.store.statistics().tiers[2]
         assert disk.counts["corrupt"] + disk.counts["missing"] == 1
     with serve() as serving:

@@ -30,7 +30,7 @@ from tests.eventually import eventually
 from tests.kvstore.conftest import SharedDict
 
 PROMPT = prompt_of(100, 1)  # 12 blocks of 8 tokens, and 4 tokens more
-NOBODY = "block 1, from token 0 on, was stored by nobody, as far back as is known"
+NOBODY = "block 0, from token 0 on, was stored by nobody, as far back as is known"
 ALL_LOADED = "every block that a tier has is loaded"
 
 
@@ -137,7 +137,7 @@ def test_an_account_holds_neither_tokens_nor_salts(make_rig: MakeRig) -> None:
         (
             PROMPT,
             {},
-            "nothing to load: block 1, from token 0 on, was stored by nobody, as far back as is known",
+            "nothing to load: block 0, from token 0 on, was stored by nobody, as far back as is known",
         ),
     ],
 )

@@ -302,3 +302,19 @@ def failing_for(rig: Rig, numbers: set[int]) -> Callable[[str, bytes], None]:
             raise OSError("connection reset")
 
     return fail
+
+
+def test_loads_that_wait_for_memory_are_not_overtaken_by_those_behind_them(rig: Rig, stream: Stream) -> None:
+    numbers = range(1, 61)
+    first = rig.open(host_blocks=0, disk_blocks=64, staging_blocks=64)
+    rig.put(first, *numbers)
+    first.close()
+    store = rig.open(host_blocks=0, disk_blocks=64, staging_blocks=8, num_readers=4, max_batch=4)
+    hit = store.lookup([rig.key(number) for number in numbers])
+    tickets = [store.load(hit, index, rig.now_s + 5) for index in range(len(numbers))]
+    for ticket in tickets:
+        assert ticket.wait(10.0)
+        block = ticket.take()
+        assert block is not None
+        block.release()
+    hit.release()

@@ -32,10 +32,10 @@ def run_stages(stages: Mapping[str, Stage]) -> dict[str, Any]:
     return report
 
 
-def check_report_file(json_file: Path | None) -> None:
+def check_report_file(file: Path | None, setting: str = "json") -> None:
     """Raise ``ConfigError``, before anything is measured, when the report could not be written there."""
-    if json_file and (json_file.is_dir() or not os.access(json_file.absolute().parent, os.W_OK)):
-        raise ConfigError("json", f"{json_file} cannot be written; name a file in a folder that can")
+    if file and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+        raise ConfigError(setting, f"{file} cannot be written; name a file in a folder that can")
 
 
 @contextmanager

@@ -129,8 +129,10 @@ def _check_plot_file(file: Path | None) -> None:
         return
     import importlib
 
+    from api.bench.report import check_report_file
     from kvstore.errors import ConfigError
 
     if file.suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise ConfigError("plot", f"{file} ends in neither .png nor .svg nor .pdf")
     importlib.import_module("api.plan.figure")
+    check_report_file(file, "plot")

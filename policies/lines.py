@@ -63,8 +63,8 @@ class Smoothed:
         self._at_s = -math.inf
         self._suspect = 0
 
-    def add(self, sample: float, now_s: float) -> None:
-        """Take a sample in."""
+    def add(self, sample: float, now_s: float, *, is_proof: bool = False) -> None:
+        """Take a sample in; one that proves what it says is believed at once, however far off."""
         if self.value is None:
             self.value, self._at_s = sample, now_s
             return
@@ -72,7 +72,7 @@ class Smoothed:
         direction = 0 if abs(off) <= math.log(_MOST_RATIO) else round(math.copysign(1, off))
         age_s = max(0.0, now_s - self._at_s)
         share = 1 - (1 - _NEW_SHARE) * math.exp(-age_s * math.log(2) / _HALF_LIFE_S)
-        if direction and direction == self._suspect:
+        if direction and (is_proof or direction == self._suspect):
             share = 1.0
         elif direction:
             off = direction * math.log(_MOST_RATIO)
@@ -217,9 +217,11 @@ class Line:
         took_s = _took_s(arrival)
         rest_s = took_s - arrival.nbytes / self._rate.value
         if rest_s < 0:  # so fast is the line at the least
-            self._rate.add(arrival.nbytes / took_s, arrival.arrived_s)
+            self._rate.add(arrival.nbytes / took_s, arrival.arrived_s, is_proof=True)
         else:
-            self._latency.add(max(_LEAST_LATENCY_S, rest_s), arrival.arrived_s)
+            latency_s = self._latency.value
+            is_sooner = latency_s is not None and took_s < latency_s
+            self._latency.add(max(_LEAST_LATENCY_S, rest_s), arrival.arrived_s, is_proof=is_sooner)
 
     def _start_burst(self, now_s: float) -> None:
         self._burst_began_s, self._burst_bytes, self._num_gaps = now_s, 0, 0

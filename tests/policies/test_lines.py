@@ -253,3 +253,10 @@ def test_lone_blocks_find_out_that_a_line_is_far_faster_than_was_thought() -> No
     assert rate_of(line) >= BLOCK_BYTES / 0.03
     assert line.state is not None
     assert line.state.latency_s == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_block_that_comes_sooner_than_the_latency_proves_it_wrong() -> None:
+    line = Line(LineState(0.5, BLOCK_BYTES / 0.01))
+    line.learn([Arrival(100.0, 100.03, BLOCK_BYTES)])
+    assert line.state is not None
+    assert line.state.latency_s == pytest.approx(0.02)

@@ -62,26 +62,26 @@ class Splits:
             cost.marginal_s(rest_from, request.prompt_tokens),
         )
         self.trimmed = self._trim_started_block()
+        self._made: dict[frozenset[str], _Ways] = {}
 
     def all_computed(self) -> Split:
         """Return the split that loads nothing."""
-        return _Ways(self, frozenset()).at(self._num_blocks)
+        return self._ways(frozenset()).at(self._num_blocks)
 
     def all_loaded(self) -> Split:
         """Return the split that computes only what no tier has."""
-        return _Ways(self, frozenset(self.sources)).first()
+        return self._ways(frozenset(self.sources)).first()
 
     def best(self) -> Split:
         """Return the split with the least cost; computing everything wins a tie."""
         best = self.all_computed()
         for sources in _subsets(self.sources):
-            ways = _Ways(self, sources)
-            best = min(best, ways.best(), key=lambda split: split.cost_s)
+            best = min(best, self._ways(sources).best(), key=lambda split: split.cost_s)
         return best
 
     def at(self, first_loaded: int) -> Split:
         """Return the split at a block, with every tier in use."""
-        return _Ways(self, frozenset(self.sources)).at(first_loaded)
+        return self._ways(frozenset(self.sources)).at(first_loaded)
 
     def prediction(self, split: Split) -> Prediction:
         """Return what ``split`` is expected to take, beside the two alternatives to any."""
@@ -92,6 +92,12 @@ class Splits:
             if_computed_s=self.all_computed().ttft_s,
             if_loaded_s=self.all_loaded().ttft_s,
         )
+
+    def _ways(self, sources: frozenset[str]) -> _Ways:
+        """Return the splits that load from ``sources`` alone; their sums are made once."""
+        if sources not in self._made:
+            self._made[sources] = _Ways(self, sources)
+        return self._made[sources]
 
     def _trim_started_block(self) -> dict[int, int]:
         """Leave of the block in which computing stands what it has not computed yet."""

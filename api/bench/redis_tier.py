@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from api.bench.bare_socket import BareSocket
-from api.bench.tiers import load_all
+from api.bench.tiers import load_all, rates
 from api.bench.timing import medians, seconds
 from backends.redis_address import RedisAddress
 from backends.redis_backend import RedisBackend
@@ -164,14 +164,7 @@ def _bench_blocks(bench: RedisBench) -> dict[str, float]:
             )
         finally:
             bare.remove(list(values))
-    moved_gb = bench.num_blocks * bench.block_bytes / 1e9
-    return {
-        "put_gb_s": moved_gb / times["put"],
-        "get_gb_s": moved_gb / times["get"],
-        "put_ratio": times["plain_put"] / times["put"],
-        "get_ratio": times["plain_get"] / times["get"],
-        "verified_get_ratio": times["plain_get"] / times["verified_get"],
-    }
+    return rates(bench.num_blocks * bench.block_bytes, times)
 
 
 def _bench_loads(bench: RedisBench) -> dict[str, float]:

@@ -93,7 +93,7 @@ def _bench_host(bench: TiersBench) -> dict[str, float]:
             },
             bench.rounds,
         )
-    return _report(bench, times)
+    return rates(bench.num_blocks * bench.block_bytes, times)
 
 
 def _bench_disk(bench: TiersBench) -> dict[str, float]:
@@ -122,12 +122,15 @@ def _bench_disk(bench: TiersBench) -> dict[str, float]:
             bench.rounds,
         )
     # Every load from a disk is verified.
-    return _report(bench, {**times, "put": median(times_put[2:]), "verified_get": times["get"]})
+    return rates(
+        bench.num_blocks * bench.block_bytes,
+        {**times, "put": median(times_put[2:]), "verified_get": times["get"]},
+    )
 
 
-def _report(bench: TiersBench, times: Mapping[str, float]) -> dict[str, float]:
+def rates(moved_bytes: int, times: Mapping[str, float]) -> dict[str, float]:
     """Return rates, and ratios to the plain way, from each side's seconds."""
-    moved_gb = bench.num_blocks * bench.block_bytes / 1e9
+    moved_gb = moved_bytes / 1e9
     return {
         "put_gb_s": moved_gb / times["put"],
         "get_gb_s": moved_gb / times["get"],

@@ -60,7 +60,7 @@ def measure_steps(
                 took_s = clock.monotonic_s() - began_s
                 is_last = clock.monotonic_s() + took_s > ends_s
                 if is_warm or is_last:
-                    costs.note_step(Work.prefill(start, start + num_tokens), took_s)
+                    costs.note_step(Work.prefill(start, start + num_tokens), took_s, clock.monotonic_s())
                 if is_last:
                     return
         finally:

@@ -113,6 +113,7 @@ def _parse(facts: dict[str, Any]) -> KnownCosts:
                 _number(step["attended"]),
                 int(_number(step["decodes"])),
                 int(_number(step["context"])),
+                int(_number(step.get("loaded_bytes", 0))),
             ),
             _number(step["took_s"], _LEAST),
         )

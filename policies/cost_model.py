@@ -10,13 +10,14 @@ class Work:
     """What one step of the engine computes, in the terms that its cost depends on.
 
     ``attended`` is the sum over the prefill tokens of how many tokens each attends to, ``context``
-    the same over the decoding sequences.
+    the same over the decoding sequences; ``loaded_bytes`` is what arrives from tiers meanwhile.
     """
 
     tokens: int
     attended: float
     decodes: int = 0
     context: int = 0
+    loaded_bytes: int = 0
 
     @classmethod
     def prefill(cls, start: int, end: int) -> Work:
@@ -26,13 +27,18 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class ComputeCost:
-    """Seconds of a step: so much for itself, each token, each attended pair, each decoding sequence."""
+    """Seconds of a step: so much for itself, each token, each attended pair, each decoding sequence.
+
+    ``loaded_byte_s`` is what each byte takes from computing that is loaded beside it: both may need the
+    same processor.
+    """
 
     step_s: float
     token_s: float
     attended_s: float
     decode_s: float = 0.0
     context_s: float = 0.0
+    loaded_byte_s: float = 0.0
 
     def of(self, work: Work) -> float:
         """Return the seconds that a step with ``work`` takes."""
@@ -42,6 +48,7 @@ class ComputeCost:
             + self.attended_s * work.attended
             + self.decode_s * work.decodes
             + self.context_s * work.context
+            + self.loaded_byte_s * work.loaded_bytes
         )
 
     def prefill_s(self, start: int, end: int, chunk_tokens: int) -> float:
@@ -55,6 +62,12 @@ class ComputeCost:
         """Return what the positions ``start`` to ``end`` add to steps that are made anyway."""
         return self.token_s * (end - start) + self.attended_s * attended_between(start, end)
 
+    def beside_loads_s(self, compute_s: float, load_s: float, bytes_per_s: float) -> float:
+        """Return how long computing of ``compute_s`` takes when loads arrive at a rate for ``load_s``."""
+        if not self.loaded_byte_s:  # then the rate may have no end
+            return compute_s
+        return compute_s + self.loaded_byte_s * bytes_per_s * min(compute_s, load_s)
+
     def scaled(self, factor: float) -> ComputeCost:
         """Return the cost on a machine ``factor`` times as slow."""
         return ComputeCost(
@@ -63,6 +76,7 @@ class ComputeCost:
             self.attended_s * factor,
             self.decode_s * factor,
             self.context_s * factor,
+            self.loaded_byte_s * factor,
         )
 
 

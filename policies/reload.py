@@ -9,7 +9,7 @@ from policies.planning import READY, Choice, Plan, PlanRequest, is_loadable
 from policies.split import Split, Splits
 
 _PROBED_BLOCKS = 2
-_LEAST_GAIN = 0.03
+_LEAST_GAIN = 0.05
 
 
 class AlwaysLoad:
@@ -79,11 +79,25 @@ class Measured:
 
     def plan(self, request: PlanRequest) -> Plan:
         splits = Splits(request)
-        best, alone = splits.best(), splits.all_computed()
-        if not request.in_flight and best.cost_s > (1 - _LEAST_GAIN) * alone.cost_s:
+        best, alone, loaded = splits.best(), splits.all_computed(), splits.all_loaded()
+        if not _is_computing(request) and not _is_worth(best, loaded, request.elapsed_s):
+            best = loaded
+        if not request.in_flight and not _is_worth(best, alone):
             best = alone
         plan = _plan(request, splits, best, "")
         return replace(plan, reason=_sentence(request, plan), probes=_probes(request, best))
+
+
+def _is_computing(request: PlanRequest) -> bool:
+    """Say whether the plan before has something computed that could be loaded as well."""
+    choices = request.previous.choices if request.previous else ()
+    pairs = zip(choices, request.tiers, strict=False)
+    return any(choice is Choice.COMPUTE and is_loadable(tier) for choice, tier in pairs)
+
+
+def _is_worth(split: Split, simpler: Split, elapsed_s: float = 0.0) -> bool:
+    """Say whether doing both gains more than a small share of what the simpler way takes in all."""
+    return simpler.cost_s - split.cost_s >= _LEAST_GAIN * (elapsed_s + simpler.cost_s)
 
 
 def _load_all(request: PlanRequest, reason: str) -> Plan:

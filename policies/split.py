@@ -165,6 +165,8 @@ class _Ways:
             ttft_s = request.compute_queue_s + compute_s
         else:
             head_s += cost.step_s * _steps(head_tokens, request.chunk_tokens)
+            bytes_per_s = sum(request.loads[source].bytes_per_s for source in line_s)
+            head_s = cost.beside_loads_s(head_s, loaded_s, bytes_per_s)
             if not tail_tokens:  # the last token, for its logits
                 tail_s += cost.token_s
             tail_s += cost.step_s * max(1, _steps(tail_tokens, request.chunk_tokens))

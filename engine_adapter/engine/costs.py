@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstore.seams import Offer, Transfer
@@ -64,9 +64,11 @@ class CostBook:
         if transfer.raw_bytes > 0:  # what is empty has no rate
             self._unread.append(transfer)
 
-    def note_step(self, work: Work, took_s: float) -> None:
-        """Take note of a step that was made."""
-        self._steps.learn((Step(work, took_s),))
+    def note_step(self, work: Work, took_s: float, now_s: float) -> None:
+        """Take note of a step that was made, and has just ended."""
+        began_s = now_s - took_s
+        loaded_bytes = sum(transfer.raw_bytes for transfer in self._read() if transfer.arrived_s > began_s)
+        self._steps.learn((Step(replace(work, loaded_bytes=loaded_bytes), took_s),))
 
     def note_copy(self, took_s: float, now_s: float) -> None:
         """Take note of a block that was copied from our own memory to the device."""
@@ -86,7 +88,10 @@ class CostBook:
 
     def compute(self) -> ComputeCost | None:
         """Return what steps cost; ``None`` before the first one."""
-        return self._steps.cost()
+        cost = self._steps.cost()
+        if cost is None or self._copies.value is None:
+            return cost
+        return replace(cost, loaded_byte_s=cost.loaded_byte_s + 1 / self._copies.value)
 
     def loads(self, now_s: float) -> dict[str, LoadCost]:
         """Return what each tier's next loads cost, for those of which anything is known."""
@@ -157,11 +162,13 @@ class CostBook:
     def _line(self, tier: str) -> Line:
         return self._lines.setdefault(tier, Line())
 
-    def _read(self) -> None:
+    def _read(self) -> list[Transfer]:
+        """Learn from the transfers that were noted since, and return them."""
+        transfers = [self._unread.popleft() for _ in range(len(self._unread))]
         arrivals: dict[str, list[Arrival]] = {}
-        while self._unread:
-            transfer = self._unread.popleft()
+        for transfer in transfers:
             arrival = Arrival(transfer.asked_s, transfer.arrived_s, transfer.raw_bytes)
             arrivals.setdefault(transfer.tier, []).append(arrival)
         for tier, arrived in arrivals.items():
             self._line(tier).learn(arrived)
+        return transfers

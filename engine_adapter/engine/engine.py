@@ -72,7 +72,7 @@ class Engine:
         self._texts = TextStreams(tokenizer)
         loads = Loads(store, costs, self._clock, config.load_deadline_s, self._wake)
         self._prefix = PrefixCache(pool, store, model.namespace, config.lease_s, loads)
-        self._scheduler = Scheduler(self._prefix, config, self._clock)
+        self._scheduler = Scheduler(self._prefix, costs, config, self._clock)
         chunk_tokens = config.max_batched_tokens
         self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
         self._verifier = Verifier(pool, store, config.verify_share)

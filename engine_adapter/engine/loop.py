@@ -194,7 +194,8 @@ class Loop:
             for work in works:
                 self._finish(work.sequence, "error", f"the step failed: {error}")
             return
-        self._planner.costs.note_step(_cost_of(works), self._clock.monotonic_s() - began_s)
+        now_s = self._clock.monotonic_s()
+        self._planner.costs.note_step(_cost_of(works), now_s - began_s, now_s)
         for work in works:
             work.sequence.move_to(work.end, COMPUTED)
         ended: list[tuple[Sequence, Reason]] = []

@@ -26,6 +26,11 @@ class Planning:
     num_plans: int = 1
     took_s: float = 0.0
 
+    @property
+    def loaded_by_s(self) -> float:
+        """When the loads of the latest plan should have ended."""
+        return self.latest_s + self.latest.prediction.load_s
+
     def again(self, plan: Plan, now_s: float) -> None:
         """Note that the prompt was planned for once more."""
         self.latest, self.latest_s = plan, now_s

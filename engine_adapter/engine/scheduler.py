@@ -6,6 +6,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.ownership import Owner
+from engine_adapter.engine.pace import Pace
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
@@ -43,11 +46,12 @@ class Scheduler:
     ``running`` is in order of admission. Used by the engine's thread alone.
     """
 
-    def __init__(self, prefix: PrefixCache, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, prefix: PrefixCache, costs: CostBook, config: EngineConfig, clock: Clock) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
         self._prefix = prefix
+        self._costs = costs
         self._config = config
         self._clock = clock
 
@@ -98,9 +102,12 @@ class Scheduler:
             if sequence.is_decoding
         ]
         budget = self._config.max_batched_tokens - len(works)
+        pace = Pace(self._costs.compute(), self._prefix.pool.shape.block_tokens)
         elsewhere: set[bytes] = set()
-        for sequence in self.running:
-            if budget and not sequence.is_decoding and (work := self._chunk(sequence, budget, elsewhere)):
+        prefills = [sequence for sequence in self.running if not sequence.is_decoding]
+        num_behind = len(prefills) + len(self.waiting)
+        for ahead, sequence in enumerate(prefills):
+            if work := self._chunk(sequence, budget, elsewhere, pace, num_behind - ahead):
                 works.append(work)
                 budget -= work.end - work.start
         return works
@@ -127,22 +134,38 @@ class Scheduler:
         if broken := [law for law, holds in laws.items() if not holds]:
             raise InvariantError(f"scheduler: {'; '.join(broken)}")
 
-    def _chunk(self, sequence: Sequence, budget: int, elsewhere: set[bytes]) -> Work | None:
+    def _chunk(
+        self, sequence: Sequence, budget: int, elsewhere: set[bytes], pace: Pace, num_behind: int
+    ) -> Work | None:
         """Return the next piece of a prefill, and add the keys it computes to ``elsewhere``."""
         self._prefix.advance(sequence)
-        if sequence.answer_due_s is not None:
-            if self._clock.monotonic_s() < sequence.answer_due_s:
-                return None
-            sequence.answer_due_s = None
+        if self._waits_for_answer(sequence):
+            return None
         start = sequence.num_computed
         limit = min(sequence.num_prefill, start + budget)
         end = self._prefix.computable_end(sequence, limit, elsewhere)
+        end = pace.end(start, end, num_behind)
+        pace.add(start, end, is_served=end == sequence.num_prefill)
+        if (loaded_s := self._loaded_s(sequence, end)) is not None:
+            pace.awaits(loaded_s)
         if end == start:
             return None
         self._prefix.begin_computing(sequence, start, end)
         if sequence.cache.writes:
             elsewhere.update(self._prefix.keys_between(sequence, start, end))
         return Work(sequence, start, end)
+
+    def _waits_for_answer(self, sequence: Sequence) -> bool:
+        if sequence.answer_due_s is not None and self._clock.monotonic_s() >= sequence.answer_due_s:
+            sequence.answer_due_s = None
+        return sequence.answer_due_s is not None
+
+    def _loaded_s(self, sequence: Sequence, position: int) -> float | None:
+        """Return in how many seconds the loads should end that computing waits for at ``position``."""
+        index = position // self._prefix.pool.shape.block_tokens
+        if sequence.planning is None or sequence.ownership.owner(index) is not Owner.LOAD:
+            return None
+        return max(0.0, sequence.planning.loaded_by_s - self._clock.monotonic_s())
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send ``sequence`` back to the front of the queue, to compute its tokens again."""

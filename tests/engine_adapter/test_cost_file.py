@@ -15,7 +15,7 @@ from policies.lines import LineState
 from policies.steps import Step
 
 KNOWN = KnownCosts(
-    (Step(Work.prefill(0, 512), 0.25), Step(Work(0, 0.0, 4, 900), 0.01)),
+    (Step(Work.prefill(0, 512), 0.25), Step(Work(0, 0.0, 4, 900, loaded_bytes=5000), 0.01)),
     {"disk": LineState(0.001, 1e9), "redis": LineState(0.02, 1e8)},
 )
 NOTHING = KnownCosts()
@@ -119,7 +119,7 @@ def test_a_book_made_from_any_file_that_is_read_learns_on(tmp_path: Path) -> Non
     only_file(tmp_path).write_text(changed(took_s=1e18, bytes_per_s=1e-12, latency_s=1e-12))
     costs = CostBook(1000, known=file.read())
     for _ in range(3):
-        costs.note_step(Work.prefill(0, 512), 0.25)
+        costs.note_step(Work.prefill(0, 512), 0.25, 1.0)
     costs.asked("disk", "a", 1.0)
     costs.given_up("disk", "a", 2.0)
     assert costs.compute() is not None

@@ -89,10 +89,29 @@ def test_a_line_is_learnt_from_transfers() -> None:
 def test_what_steps_cost_is_learnt_from_steps() -> None:
     costs = book()
     assert costs.compute() is None
-    costs.note_step(Work.prefill(0, 512), 0.5)
+    costs.note_step(Work.prefill(0, 512), 0.5, 1.0)
     cost = costs.compute()
     assert cost is not None
     assert cost.prefill_s(0, 512, 512) == pytest.approx(0.5)
+
+
+def test_what_is_loaded_beside_a_step_and_copied_after_it_takes_time_from_computing() -> None:
+    costs = book()
+    for ended_s in range(1, 40):
+        num_blocks = 20 * (ended_s % 2)
+        for _ in range(num_blocks):
+            costs.note_transfer(Transfer("disk", ended_s - 0.9, ended_s - 0.1, 500, BLOCK_BYTES, 0.0))
+        costs.note_transfer(Transfer("disk", ended_s - 0.9, ended_s - 0.7, 500, BLOCK_BYTES, 0.0))
+        costs.note_step(Work.prefill(0, 512), 0.5 + 0.005 * num_blocks, float(ended_s))
+    cost = costs.compute()
+    assert cost is not None
+    assert cost.prefill_s(0, 512, 512) == pytest.approx(0.5, rel=0.01)
+    assert cost.loaded_byte_s == pytest.approx(0.005 / BLOCK_BYTES, rel=0.05)
+
+    costs.note_copy(0.001, 40.0)
+    cost = costs.compute()
+    assert cost is not None
+    assert cost.loaded_byte_s == pytest.approx(0.006 / BLOCK_BYTES, rel=0.05)
 
 
 def test_a_load_is_overdue_after_several_times_what_it_should_take() -> None:
@@ -104,7 +123,7 @@ def test_a_load_is_overdue_after_several_times_what_it_should_take() -> None:
 
 def test_what_is_known_is_where_the_next_run_begins() -> None:
     first = book(LineState(0.02, 1e8), token_s=1e-3)
-    first.note_step(Work.prefill(0, 128), 0.2)
+    first.note_step(Work.prefill(0, 128), 0.2, 1.0)
     second = CostBook(BLOCK_BYTES, known=first.known())
     assert second.known() == first.known()
     assert second.loads(0.0)["disk"] == LoadCost(0.02, 1e8)

@@ -22,6 +22,7 @@ from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
+from policies.cost_model import Work as StepWork
 from policies.lru import LeafFirstLRU
 from policies.reload import AlwaysLoad
 from tests.engine_adapter.rig import host_tier, prompt_of
@@ -40,10 +41,11 @@ class Desk:
         self.pool = DevicePool(shape, num_blocks, "cpu", LeafFirstLRU(), added, removed, Clock())
         namespace = Namespace("w", "{}", "float32", "float32", BLOCK)
         config = EngineConfig(**limits)
-        costs, clock = CostBook(shape.block_bytes, "host"), Clock()
+        self.costs = costs = CostBook(shape.block_bytes, "host")
+        clock = Clock()
         loads = Loads(self.store, costs, clock, 10.0, lambda: None)
         self.prefix = PrefixCache(self.pool, self.store, namespace, 30.0, loads)
-        self.scheduler = Scheduler(self.prefix, config, clock)
+        self.scheduler = Scheduler(self.prefix, costs, config, clock)
         policy = NamedPolicy("always-load", AlwaysLoad())
         self.planner = Planner(policy, costs, clock, shape, config.max_batched_tokens)
         self._numbers = iter(range(1000))
@@ -54,15 +56,20 @@ class Desk:
         self.scheduler.add(sequence)
         return sequence
 
-    def admit_all(self) -> list[Sequence]:
+    def admit_all(self, *, collects: bool = True) -> list[Sequence]:
         admitted = []
         while sequence := self.scheduler.admit():
             if hit := self.prefix.look_up(sequence):
                 sequence.ownership.offer(hit)
             self.planner.review(sequence, Order([sequence], 0))
-            self.prefix.collect(sequence, 0.0)
+            if collects:
+                self.prefix.collect(sequence, 0.0)
             admitted.append(sequence)
         return admitted
+
+    def learn_cost(self, step_s: float, token_s: float) -> None:
+        for num_tokens in (1, 32, 512):
+            self.costs.note_step(StepWork(num_tokens, 0.0), step_s + num_tokens * token_s, 0.0)
 
     def turn(self) -> list[tuple[int, int, int]]:
         """Admit, plan and compute; returns (number, start, end) of each work."""
@@ -120,6 +127,34 @@ def test_what_one_prefill_leaves_of_the_budget_goes_to_the_next(make_desk: MakeD
     assert desk.turn() == [(0, 0, 7), (1, 0, 3)]
     assert desk.turn() == [(0, 7, 8), (1, 3, 5), (2, 0, 6)]
     assert desk.turn() == [(0, 8, 9), (1, 5, 6), (2, 6, 7)]
+
+
+def test_a_first_token_does_not_wait_for_a_long_chunk_of_the_next(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    desk.learn_cost(step_s=0.0, token_s=0.001)
+    for length in (7, 5):
+        desk.add(prompt_of(length, length))
+
+    assert desk.turn() == [(0, 0, 7)]
+    assert desk.turn() == [(0, 7, 8), (1, 0, 5)]
+
+
+def test_who_waits_for_loads_does_not_wait_for_a_long_chunk_of_the_next(make_desk: MakeDesk) -> None:
+    desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
+    first = desk.add(prompt)
+    desk.turn()
+    desk.scheduler.remove(first)
+    desk.prefix.clear()
+    again, other = desk.add(prompt), desk.add(prompt_of(20, 2))
+    desk.learn_cost(step_s=0.0, token_s=0.001)
+    desk.admit_all(collects=False)
+
+    works = desk.scheduler.plan()
+    assert [(work.sequence, work.start, work.end) for work in works] == [(other, 0, BLOCK)]
+    desk.compute(works)
+    desk.prefix.collect(again, 0.0)
+    works = desk.scheduler.plan()
+    assert [(work.sequence, work.start, work.end) for work in works] == [(again, 20, 22)]
 
 
 def test_running_sequences_decode_before_anybody_is_prefilled(make_desk: MakeDesk) -> None:

@@ -58,9 +58,23 @@ def test_measured_begins_no_load_for_a_gain_within_the_forecast_s_error() -> Non
         loads = {"disk": line(times_break_even)}
         return Measured().plan(about(tiers, loads, in_flight=in_flight))
 
-    assert Choice.LOAD in plan_at(0.05).choices
+    assert Choice.LOAD in plan_at(0.08).choices
     assert Choice.LOAD not in plan_at(0.02).choices
     assert Choice.LOAD in plan_at(0.02, frozenset({99})).choices
+
+
+def test_measured_computes_beside_loading_only_for_a_gain_beyond_the_forecast_s_error() -> None:
+    def plan_at(times_break_even: float, previous: Plan | None = None, elapsed_s: float = 0.0) -> str:
+        request = about(["disk"] * 100, {"disk": line(times_break_even)})
+        return initials(Measured().plan(replace(request, previous=previous, elapsed_s=elapsed_s)))
+
+    assert plan_at(15).startswith("C")  # 1 of 16 parts of the time is gained
+    assert plan_at(25) == "L" * 100
+    # A plan that computes goes on to, one that loads begins it for the more the longer it has lasted.
+    both = Plan((Choice.COMPUTE,) * 4 + (Choice.LOAD,) * 96, Measured().plan(about([])).prediction, "")
+    assert plan_at(25, previous=both).startswith("C")
+    loading = replace(both, choices=(Choice.LOAD,) * 100)
+    assert plan_at(15, previous=loading, elapsed_s=0.1) == "L" * 100
 
 
 @pytest.mark.parametrize("num_waiting", [0, 8])

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from policies.cost_model import ComputeCost, LoadCost
 from policies.planning import READY, PlanRequest
 from policies.split import Splits
-from tests.policies.requests import BLOCK_BYTES, BLOCK_COMPUTE_S, BLOCK_TOKENS, about, line
+from tests.policies.requests import (
+    BLOCK_BYTES,
+    BLOCK_COMPUTE_S,
+    BLOCK_TOKENS,
+    BREAK_EVEN,
+    EVENLY,
+    about,
+    line,
+)
 
 TIERS = ("disk", "host", "redis")
 
@@ -188,6 +196,19 @@ def test_blocks_on_their_way_cost_no_more_than_the_queue_they_are_part_of() -> N
     loads = {"disk": line(1, queue_s=4 * BLOCK_COMPUTE_S)}
     best = Splits(about(["disk"] * 8, loads, in_flight=frozenset(range(4, 8)))).best()
     assert best.first_loaded == 4
+
+
+def test_what_loads_take_from_computing_is_counted_while_they_flow() -> None:
+    # At break-even each block that arrives costs computing half of its own time.
+    slowed = replace(EVENLY, loaded_byte_s=0.5 / BREAK_EVEN)
+    request = about(["disk"] * 100, {"disk": line(1)}, compute=slowed)
+    splits = Splits(request)
+    # 40 blocks are computed while 60 are loaded: 1.5 times as slow.
+    assert splits.best().first_loaded == 40
+    assert splits.at(40).compute_s == pytest.approx((60 + 5 / 16) * BLOCK_COMPUTE_S)
+    # 80 are computed: 20 of them beside as many loads, which cost the time of 10 blocks.
+    assert splits.at(80).compute_s == pytest.approx((90 + 5 / 16) * BLOCK_COMPUTE_S)
+    assert splits.all_computed().compute_s == pytest.approx((100 + 5 / 16) * BLOCK_COMPUTE_S)
 
 
 def test_a_started_block_is_computed_to_its_end() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread, current_thread
+from queue import SimpleQueue
+from threading import Lock
 from typing import NewType
 
 from transformers import PreTrainedTokenizerBase
@@ -31,14 +29,13 @@ from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler
 from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.verifying import Verifier
+from engine_adapter.engine.worker import Worker
 from kvstore.clock import Clock
 from kvstore.errors import EngineClosedError, OverloadedError, PromptTooLongError
 from kvstore.store import TieredStore
 
 Handle = NewType("Handle", int)
 """Names an open request."""
-
-_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -70,7 +67,8 @@ class Engine:
         self._pool = pool
         self._clock = clock or Clock()
         self._texts = TextStreams(tokenizer)
-        loads = Loads(store, costs, self._clock, config.load_deadline_s, self._wake)
+        self._worker = Worker("engine")
+        loads = Loads(store, costs, self._clock, config.load_deadline_s, self._worker.wake)
         self._prefix = PrefixCache(pool, store, model.namespace, config.lease_s, loads)
         self._scheduler = Scheduler(self._prefix, costs, config, self._clock)
         chunk_tokens = config.max_batched_tokens
@@ -80,19 +78,15 @@ class Engine:
         block_tokens = pool.shape.block_tokens
         self._accounts = Accounts(store, self._clock, costs, relatives, block_tokens, chunk_tokens)
         self._explainer = Explainer(
-            self._prefix, self._planner, relatives, self._clock, config.load_deadline_s, self._call
+            self._prefix, self._planner, relatives, self._clock, config.load_deadline_s, self._worker.call
         )
         self._loop = Loop(
             model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._accounts,
             self._clock,
         )  # fmt: skip
-        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = Lock()
         self._num_submitted = 0
-        self._refusal = ""
-        self._failure = ""
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._worker.start(self._loop)
 
     def submit(self, request: Request, on_event: OnEvent) -> Handle:
         """Queue ``request``; never blocks on its work. Thread-safe.
@@ -116,13 +110,13 @@ class Engine:
                 self._clock.monotonic_s(),
                 request.mode or self.mode,
             )
-            self._send(partial(self._loop.add, sequence))
+            self._worker.send(partial(self._loop.add, sequence))
             self._num_submitted += 1
         return Handle(sequence.number)
 
     def cancel(self, handle: Handle) -> None:
         """End a request early, with a ``Finished`` soon; nothing happens when it has ended. Thread-safe."""
-        self._inbox.put(partial(self._loop.cancel, handle))
+        self._worker.tell(partial(self._loop.cancel, handle))
 
     def stream(self, request: Request) -> Iterator[Event]:
         """Submit ``request`` and return its events as they come; closing the iterator cancels it."""
@@ -147,15 +141,15 @@ class Engine:
         way: a step between the change and this call keeps new KV under the old name. Raises
         ``EngineClosedError``.
         """
-        self._call(self._loop.change_model)
+        self._worker.call(self._loop.change_model)
 
     def clear_pool(self) -> None:
         """Drop every block of the device pool that no request uses. Blocks for a step at most."""
-        self._call(self._prefix.clear)
+        self._worker.call(self._prefix.clear)
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Block until all that was computed is in the store and its lower tiers; says whether it is."""
-        self._call(self._prefix.store_all)
+        self._worker.call(self._prefix.store_all)
         return self._prefix.store.flush(timeout_s)
 
     def recent_plans(self) -> list[Account]:
@@ -196,75 +190,19 @@ class Engine:
 
     def health(self) -> EngineHealth:
         """Say whether requests are served; never blocks."""
-        reason = self._failure or self._refusal
-        if not reason and not self._thread.is_alive():
-            reason = "the engine's thread has ended"
+        reason = self._worker.trouble
         return EngineHealth(not reason, reason)
 
     def check(self) -> None:
         """Raise ``InvariantError`` unless sequences and pool add up. Blocks for a step at most."""
-        self._call(self._loop.check)
+        self._worker.call(self._loop.check)
 
     def close(self, deadline_s: float = 10.0) -> bool:
         """Refuse new requests, cancel all others and stop; returns within ``deadline_s``, come what may.
 
         ``False``: the step under way has not come to its end yet. Idempotent.
         """
-        with self._lock:
-            self._refusal = self._refusal or "it is closed"
-        self._wake()
-        self._thread.join(deadline_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            while not self._refusal:
-                has_moved = self._loop.turn()
-                self._handle_messages(wait=not has_moved)
-        except Exception as error:  # noqa: BLE001 - health says it, and every request hears of it
-            _log.exception("the engine's loop broke")
-            self._failure = f"its loop broke: {error}"
-        finally:
-            self._end()
-
-    def _handle_messages(self, *, wait: bool) -> None:
-        """Do what callers ask; ``wait`` for a message, or the next deadline, if there is none."""
-        try:
-            if wait:
-                self._inbox.get(timeout=self._loop.idle_s())()
-            while True:
-                self._inbox.get_nowait()()
-        except Empty:
-            return
-
-    def _end(self) -> None:
-        """Answer everybody who still waits for something."""
-        with self._lock:
-            self._refusal = self._failure or self._refusal
-        self._handle_messages(wait=False)
-        self._loop.end_all("error" if self._failure else "cancelled", self._failure or None)
-        if not self._failure:
-            self._prefix.store_all()
-
-    def _wake(self) -> None:
-        self._inbox.put(_nothing)
-
-    def _send(self, message: Callable[[], object]) -> None:
-        """Give the engine's thread something to do for sure; the caller holds the lock."""
-        if self._refusal:
-            raise EngineClosedError(self._refusal)
-        self._inbox.put(message)
-
-    def _call(self, action: Callable[[], None]) -> None:
-        """Run ``action`` on the engine's thread and block until it is done."""
-        done: Future[None] = Future()
-        message = partial(_run_into, done, action)
-        if current_thread() is self._thread:
-            message()
-        else:
-            with self._lock:
-                self._send(message)
-        done.result()
+        return self._worker.close(deadline_s)
 
     def _require_servable(self, request: Request) -> None:
         request.require_vocabulary(self._model.vocab_size)
@@ -286,15 +224,3 @@ class Engine:
         finally:
             self.cancel(handle)
 
-
-def _run_into(done: Future[None], action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001 - it is raised where the action was asked for
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-
-
-def _nothing() -> None:
-    """Wake the engine's thread."""

@@ -68,10 +68,12 @@ class Loop:
         if sequence := self._open.get(number):
             self._finish(sequence, "cancelled")
 
-    def end_all(self, reason: Reason, error: str | None) -> None:
-        """End every sequence."""
+    def end(self, failure: str) -> None:
+        """End every sequence; what was computed is stored, unless a ``failure`` made it doubtful."""
         for sequence in list(self._open.values()):
-            self._finish(sequence, reason, error)
+            self._finish(sequence, "error" if failure else "cancelled", failure or None)
+        if not failure:
+            self._prefix.store_all()
 
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""

@@ -61,7 +61,7 @@ class Rig:
 
     def on_engine_thread(self, action: Callable[[], None]) -> None:
         """Run ``action`` between two turns of the engine."""
-        self.engine._call(action)
+        self.engine._worker.call(action)
 
     def forget_device(self) -> None:
         """Evict all that the pool has cached, and overwrite it; the store keeps its copies."""

@@ -26,7 +26,8 @@ _UNKNOWN = ComputeCost(0.0, 1e-3, 0.0)
 _DECODE_WEIGHT = 0.25
 _REVIEW_SHARE = 0.01
 _LEAST_REVIEW_S = 0.002
-_PLANS_WORTH = 50.0
+# Of the time of the engine's thread, at most so much goes into plans.
+_PLANNING_SHARE = 0.04
 _MOST_REVIEW_S = 60.0
 _ANSWER_SHARE = 0.03
 
@@ -73,7 +74,7 @@ class Planner:
         """Plan for ``sequence`` if its prompt is incomplete and has blocks to load, and start loads.
 
         A plan is kept while a small part of its predicted time passes and computing goes no further, and
-        while it has not lasted many times as long as planning took: a long prompt's takes long.
+        while plans for all would take too much time: one for a long prompt takes long.
         """
         if sequence.is_decoding:
             return
@@ -81,7 +82,8 @@ class Planner:
         if self._is_due(sequence, now_s):
             request = self._request(sequence, now_s)
             planning = self._plan(sequence, self._in_order(request, sequence, order), now_s)
-            planning.took_s = self._clock.monotonic_s() - now_s
+            num_planned = sum(not other.is_decoding for other in order.running)
+            planning.paid_s = now_s + num_planned * (self._clock.monotonic_s() - now_s) / _PLANNING_SHARE
         sequence.ownership.start()
         order.compute_s += self._remaining_s(sequence)
         for tier, num in sequence.ownership.num_wanted.items():
@@ -113,7 +115,7 @@ class Planner:
         if (planning := sequence.planning) is None:
             return True
         has_moved = sequence.num_computed != sequence.planned_at
-        return now_s >= (_paid_s(planning) if has_moved else _due_s(planning))
+        return now_s >= (planning.paid_s if has_moved else _due_s(planning))
 
     def _plan(self, sequence: Sequence, request: PlanRequest, now_s: float) -> Planning:
         plan = self.decide(request)
@@ -238,9 +240,4 @@ def _is_reviewed(sequence: Sequence) -> bool:
 def _due_s(planning: Planning) -> float:
     predicted_s = planning.latest.prediction.if_computed_s
     kept_s = min(_MOST_REVIEW_S, max(_LEAST_REVIEW_S, _REVIEW_SHARE * predicted_s))
-    return max(_paid_s(planning), planning.latest_s + kept_s)
-
-
-def _paid_s(planning: Planning) -> float:
-    """Return when a plan has lasted so long that another is worth the time it takes to make."""
-    return planning.latest_s + _PLANS_WORTH * planning.took_s
+    return max(planning.paid_s, planning.latest_s + kept_s)

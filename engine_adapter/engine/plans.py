@@ -13,7 +13,7 @@ from policies.planning import Choice, Plan, is_loadable
 class Planning:
     """The first plan and the latest, when they were made, and what there was to load.
 
-    ``took_s`` is how long the latest took to make.
+    Another one is worth the time to make it from ``paid_s`` on.
     """
 
     policy: str
@@ -24,7 +24,7 @@ class Planning:
     latest_s: float
     tokens_by_tier: dict[str, int]
     num_plans: int = 1
-    took_s: float = 0.0
+    paid_s: float = 0.0
 
     @property
     def loaded_by_s(self) -> float:

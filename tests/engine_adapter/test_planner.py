@@ -117,6 +117,24 @@ def test_a_plan_is_kept_for_a_moment_and_reviewed_when_time_passes_or_computing_
     assert desk.policy.asked[2].position == 11
 
 
+def test_plans_take_a_small_share_of_the_time_however_many_are_made() -> None:
+    class Slow:
+        weighs_costs = False
+
+        def plan(self, request: PlanRequest) -> Plan:
+            desk.now_s += 0.001
+            return AlwaysLoad().plan(request)
+
+    desk = Desk(Slow())
+    sequences = [desk.sequence(["disk"] * 2) for _ in range(8)]
+    began_s = desk.now_s
+    while desk.now_s < began_s + 4:
+        desk.review(*sequences)
+        desk.now_s += 0.001
+    # 4 % of four seconds, a plan taking a millisecond.
+    assert 100 < len(desk.policy.asked) <= 168
+
+
 def test_a_review_is_due_while_loads_are_on_their_way() -> None:
     desk = Desk()
     sequence = desk.sequence(["disk"] * 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -214,3 +215,21 @@ def test_an_adapter_shares_with_no_other_tenant(make_rig: MakeRig, model: Loaded
     for lora, salt in (("attention", ""), ("attention", "theirs"), (None, "ours")):
         assert rig.engine.generate(greedy(PROMPT, 1, lora=lora, salt=salt)).usage.cached_tokens == 0
     assert rig.engine.generate(greedy(PROMPT, 1, lora="attention", salt="ours")).usage.cached_tokens == 48
+
+
+def test_answers_stay_each_adapters_own_under_pressure(
+    make_rig: MakeRig, model: LoadedModel, answers: dict[str | None, CleanIds]
+) -> None:
+    random = Random(1)
+    rig = make_rig(num_blocks=24, model=model, host_blocks=40, max_batched_tokens=48, max_sequences=6)
+    stem = prompt_of(100, 7)
+    requests = [
+        greedy(stem[: random.randrange(20, 100)], random.randrange(1, 30), lora=random.choice(NAMES))
+        for _ in range(30)
+    ]
+    for request, answer in zip(requests, rig.generate_together(requests), strict=True):
+        num_tokens = request.sampling.max_tokens or 0
+        assert answer.token_ids == answers[request.lora](request.prompt_ids, num_tokens)
+    statistics = rig.engine.statistics()
+    assert statistics.num_preempted > 0
+    assert statistics.tokens_by_source["device"] > 0

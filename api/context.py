@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from api.few_threads import FewThreads
 from api.metrics import Metrics
 from api.prompts import PromptEncoder
+from api.served import Served
 from engine_adapter.assemble import Serving
 from kvstore.clock import Clock
 
 
 @dataclass(frozen=True)
 class Context:
-    """The assembled server, the name it goes by, and what counts, encodes and explains for it."""
+    """The assembled server, the names that it answers to, and what counts, encodes and explains for it."""
 
     serving: Serving
-    model_name: str
+    served: Served
     metrics: Metrics
     prompts: PromptEncoder
     explaining: FewThreads

@@ -32,6 +32,7 @@ from policies.steps import StepCosts
 from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class Level(Enum):
@@ -53,7 +54,9 @@ class Finding:
 
 def diagnose(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a server would meet them."""
-    checks = (_python, _packages, _rooms, _device, _memory, _model, _disk, _redis, _plugins, _costs)
+    checks = (
+        _python, _packages, _rooms, _device, _memory, _model, _adapters, _disk, _redis, _plugins, _costs,
+    )  # fmt: skip
     return [finding for check in checks for finding in check(settings)]
 
 
@@ -111,6 +114,15 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield Finding("model", Level.BAD, f"{folder} has no {', '.join(missing)}")
     else:
         yield Finding("model", Level.GOOD, str(folder))
+
+
+def _adapters(settings: Settings) -> Iterator[Finding]:
+    for name, folder in settings.lora.items():
+        missing = [file for file in _ADAPTER_FILES if not (folder / file).is_file()]
+        if missing:
+            yield Finding("adapter", Level.BAD, f"{name}: {folder} has no {', '.join(missing)}")
+        else:
+            yield Finding("adapter", Level.GOOD, f"{name}: {folder}")
 
 
 def _disk(settings: Settings) -> Iterator[Finding]:

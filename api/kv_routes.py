@@ -62,8 +62,9 @@ async def _prompt_ids(context: Context, fields: ExplainFields) -> list[int]:
 
 def _explain(context: Context, fields: ExplainFields, prompt_ids: list[int]) -> Explanation:
     mode = Mode(fields.mode) if fields.mode else None
+    lora = None if fields.model is None else context.served.lora(fields.model)
     try:
-        return context.serving.engine.explain(prompt_ids, fields.cache_salt or "", mode)
+        return context.serving.engine.explain(prompt_ids, fields.cache_salt or "", mode, lora)
     except RequestError as error:
         if error.param == "salt":
             raise RequestError("cache_salt", error.reason) from None

@@ -25,6 +25,7 @@ class ExplainFields(BaseModel):
 
     model_config = _FIELDS
 
+    model: Text | None = None
     prompt: Annotated[Text | list[int] | None, BeforeValidator(the_one_prompt)] = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     cache_salt: Text | None = None

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from api.openai_fields import refuse_unserved, refuse_unserved_in_message
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
+from api.served import Served
 from engine_adapter.engine.request import CacheUse, Mode, Request, Sampling
-from kvstore.errors import RequestError, UnknownModelError
+from kvstore.errors import RequestError
 
 DEFAULT_COMPLETION_TOKENS = 16
 # Where a field of the engine's stands in the body.
@@ -19,17 +20,16 @@ _BODY_FIELDS = {
 }
 
 
-def check_fields(fields: GenerationFields, served_model: str) -> None:
+def check_fields(fields: GenerationFields, served: Served) -> None:
     """Refuse another model, and fields that are not served. Raises ``RequestError``."""
-    if fields.model != served_model:
-        raise UnknownModelError(fields.model, served_model)
+    served.require(fields.model)
     refuse_unserved(fields.model_extra or {})
     if isinstance(fields, ChatFields):
         for index, message in enumerate(fields.messages):
             refuse_unserved_in_message(index, message.model_extra or {})
 
 
-def engine_request(fields: GenerationFields, prompt_ids: Sequence[int]) -> Request:
+def engine_request(fields: GenerationFields, prompt_ids: Sequence[int], lora: str | None) -> Request:
     """Return the engine's request. Raises ``RequestError`` naming the body's field."""
     try:
         return Request(
@@ -42,6 +42,7 @@ def engine_request(fields: GenerationFields, prompt_ids: Sequence[int]) -> Reque
             session=fields.kv.session,
             end_session=fields.kv.end_session,
             expected_pause_s=fields.kv.expected_pause_s,
+            lora=lora,
         )
     except RequestError as error:
         raise RequestError(_BODY_FIELDS.get(error.param, error.param), error.reason) from None

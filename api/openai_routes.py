@@ -18,7 +18,6 @@ from api.openai_reply import ChatReply, CompletionReply, Reply
 from api.openai_request import check_fields, engine_request
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from engine_adapter.engine.request import Delta, Finished
-from kvstore.errors import UnknownModelError
 
 _CLIENT_CLOSED = 499
 
@@ -29,20 +28,18 @@ def openai_routes(context: Context) -> APIRouter:
 
     @router.get("/models")
     async def list_models() -> dict[str, Any]:
-        """List the one model that is served."""
-        return {"object": "list", "data": [_model_card(context)]}
+        """List the model that is served, and its LoRA adapters."""
+        return {"object": "list", "data": [_model_card(context, name) for name in context.served.names]}
 
     @router.get("/models/{model:path}")
     async def get_model(model: str) -> dict[str, Any]:
-        """Return the card of one model."""
-        if model != context.model_name:
-            raise UnknownModelError(model, context.model_name)
-        return _model_card(context)
+        """Return the card of one model or adapter."""
+        return _model_card(context, model)
 
     @router.post("/completions")
     async def complete(fields: CompletionFields, http: Request) -> Response:
         """Continue a prompt, given as text or token ids."""
-        check_fields(fields, context.model_name)
+        check_fields(fields, context.served)
         prompt = fields.prompt
         prompt_ids = await context.prompts.text(prompt) if isinstance(prompt, str) else prompt
         return await _answer(
@@ -52,19 +49,22 @@ def openai_routes(context: Context) -> APIRouter:
     @router.post("/chat/completions")
     async def chat(fields: ChatFields, http: Request) -> Response:
         """Answer a chat, written in the model's own template."""
-        check_fields(fields, context.model_name)
+        check_fields(fields, context.served)
         prompt_ids = await context.prompts.chat([message.for_template() for message in fields.messages])
         return await _answer(context, fields, prompt_ids, http, ChatReply(fields.model, context.now_s()))
 
     return router
 
 
-def _model_card(context: Context) -> dict[str, Any]:
+def _model_card(context: Context, name: str) -> dict[str, Any]:
+    """Return what is told of a model; an adapter's ``parent`` is the one it belongs to."""
+    lora = context.served.lora(name)
     return {
-        "id": context.model_name,
+        "id": name,
         "object": "model",
         "created": context.started_s,
         "owned_by": "prefixd",
+        "parent": None if lora is None else context.served.model,
         "max_model_len": context.serving.model_facts.context_tokens,
     }
 
@@ -72,7 +72,7 @@ def _model_card(context: Context) -> dict[str, Any]:
 async def _answer(
     context: Context, fields: GenerationFields, prompt_ids: list[int], http: Request, reply: Reply
 ) -> Response:
-    request = engine_request(fields, prompt_ids)
+    request = engine_request(fields, prompt_ids, context.served.lora(fields.model))
     running = RunningRequest(context.serving.engine, request, context.metrics.observe)
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)

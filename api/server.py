@@ -52,12 +52,14 @@ def serve_until_stopped(settings: Settings, config: ServingConfig, listener: soc
 
 
 def ready_line(model_name: str, listener: socket.socket, serving: Serving) -> str:
-    """Return what is printed when requests are answered: where, which model, which tiers."""
+    """Return what is printed when requests are answered: where, which model, which tiers and adapters."""
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     tiers = serving.store.statistics().tiers
     named = ", ".join(f"{tier.name} {format_bytes(tier.budget_bytes)}" for tier in tiers)
-    return f"prefixd serves {model_name} at http://{address}:{port}/v1 (tiers: {named})"
+    adapters = ", ".join(serving.model_facts.adapters.digests)
+    told = f"tiers: {named}; adapters: {adapters}" if adapters else f"tiers: {named}"
+    return f"prefixd serves {model_name} at http://{address}:{port}/v1 ({told})"
 
 
 class _Server(uvicorn.Server):

@@ -18,6 +18,7 @@ from api.kv_routes import kv_routes
 from api.metrics import Metrics
 from api.openai_routes import openai_routes
 from api.prompts import PromptEncoder
+from api.served import Served
 from api.settings import Settings
 from engine_adapter.assemble import Serving
 from kvstore.clock import Clock
@@ -28,7 +29,7 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
     clock = clock or Clock()
     context = Context(
         serving=serving,
-        model_name=settings.model_name,
+        served=Served(settings.model_name, tuple(serving.model_facts.adapters.digests)),
         metrics=Metrics(serving),
         prompts=PromptEncoder(serving.tokenizer, serving.model_facts.context_tokens),
         explaining=FewThreads("explain"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from api.folders import cache_folder
+from api.lora_setting import LoraFolders
 from api.quantities import format_bytes, parse_bytes
 
 _MOST_BYTES = 2**50
@@ -85,6 +86,13 @@ class Settings(BaseModel):
         "Model", "auto", "Number format of the model; auto is float32 on a CPU and bfloat16 on a GPU."
     )
     kv_dtype: Dtype = _field("Model", "auto", "Number format of keys and values; auto is that of the model.")
+    lora: LoraFolders = _field(
+        "Model",
+        dict,
+        "LoRA adapters that requests choose by name, as NAME=DIR (a folder that PEFT saved); the flag may be "
+        "repeated, the variable holds them with commas between, the file a table of them.",
+        shown="none",
+    )
 
     host: Name = _field(
         "Server", "127.0.0.1", "Address to listen on; any but a loopback address needs an api_token."
@@ -214,7 +222,16 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _strangers_need_a_token(self) -> Self:
         if self.api_token is None and not is_loopback(self.host):
-            raise ValueError(f"api_token: required because {self.host} is reachable from other machines")
+            raise ValueError(
+                f"api_token: required because {self.host} is reachable from other machines; "
+                "set PREFIXD_API_TOKEN, or listen on 127.0.0.1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_names_of_their_own(self) -> Self:
+        if self.lora and self.model_name in self.lora:
+            raise ValueError(f"lora: {self.model_name} is the name of the model itself; choose another one")
         return self
 
     @property
@@ -238,6 +255,11 @@ def shown_default(name: str) -> str:
     if isinstance(default, float):
         return f"{default:g}"
     return format_bytes(default) if name.endswith("_bytes") else str(default)
+
+
+def is_repeatable(name: str) -> bool:
+    """Whether a setting's flag may be given several times."""
+    return get_origin(Settings.model_fields[name].annotation) is dict
 
 
 def is_secret(name: str) -> bool:

@@ -32,7 +32,7 @@ class Given:
 
 
 def load_settings(
-    flags: Mapping[str, str | None], environ: Mapping[str, str], config: Path | None = None
+    flags: Mapping[str, str | list[str] | None], environ: Mapping[str, str], config: Path | None = None
 ) -> Settings:
     """Return the settings; ``config`` or PREFIXD_CONFIG names the file. Raises ``ConfigError``."""
     path = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
@@ -110,7 +110,7 @@ def _config_error(fault: Any, given: Mapping[str, Given]) -> ConfigError:
     reason = str(fault["msg"]).removeprefix("Value error, ")
     if not fault["loc"]:
         name, _, reason = reason.partition(": ")
-        return ConfigError(name, f"{reason}; set PREFIXD_API_TOKEN, or listen on 127.0.0.1")
+        return ConfigError(name, reason)
     name = str(fault["loc"][0])
     meaning = Settings.model_fields[name].description
     wanted = reason.replace("Input should be", "must be")

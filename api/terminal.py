@@ -13,10 +13,9 @@ from kvstore.errors import ServerFailedError
 
 
 def generate_in_terminal(
-    config: ServingConfig, prompt: str, *, is_chat: bool, max_tokens: int, temperature: float
+    config: ServingConfig, prompt: str, sampling: Sampling, *, is_chat: bool, adapter: str | None
 ) -> None:
     """Continue ``prompt`` and print as it comes. Raises what assembling and the request raise."""
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     with closing(assemble(config)) as serving:
         for tier, reason in serving.degraded.items():
             sys.stderr.write(f"prefixd: {tier}: {reason}\n")
@@ -24,7 +23,7 @@ def generate_in_terminal(
             prompt_ids = encode_chat(serving.tokenizer, [{"role": "user", "content": prompt}])
         else:
             prompt_ids = encode_text(serving.tokenizer, prompt)
-        for event in serving.engine.stream(Request(prompt_ids, sampling)):
+        for event in serving.engine.stream(Request(prompt_ids, sampling, lora=adapter)):
             _show(event)
 
 

@@ -87,6 +87,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         compute_dtype=config.compute_dtype,
         kv_dtype=config.kv_dtype,
         digests=config.weight_digests,
+        loras=config.loras,
     )
     tokenizer = read_tokenizer(config.model)
     attention = _choose_attention(model)
@@ -109,7 +110,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    runner = ModelRunner(model.model, pool, attention)
+    runner = ModelRunner(model.model, pool, attention, model.adapters)
     if costs.compute() is None:
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
     measure_copy(pool, opened.arena, costs, clock)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends.redis_address import RedisAddress
@@ -37,7 +38,8 @@ class ServingConfig:
     ``device_bytes`` is the device pool's budget, ``None`` for one that suits the device;
     ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end;
     ``weight_digests`` a file that remembers digests of weights between starts, ``cost_folder`` keeps
-    what steps and loads were found to cost; ``mode`` is a ``Mode``.
+    what steps and loads were found to cost; ``mode`` is a ``Mode``; ``loras`` are folders of LoRA
+    adapters, by name.
     """
 
     model: Path
@@ -58,3 +60,4 @@ class ServingConfig:
     max_batched_tokens: int
     max_sequences: int
     max_waiting: int
+    loras: Mapping[str, Path] = field(default_factory=dict)

@@ -13,7 +13,7 @@
     ├── LeaseExpiredError      a hit used after its deadline
     ├── StoreClosedError       the store was closed
     ├── EngineClosedError      the engine was closed, or its thread has ended
-    ├── ModelRefusedError      a model that cannot be served, with the reason
+    ├── ModelRefusedError      a model or adapter that cannot be served, with the reason
     ├── RequestError           a request that cannot be served as asked
     │   ├── PromptTooLongError
     │   └── UnknownModelError
@@ -25,6 +25,8 @@ Each error carries its facts as attributes, and its message is one line that say
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class PrefixdError(Exception):
@@ -104,7 +106,7 @@ class EngineClosedError(PrefixdError):
 
 
 class ModelRefusedError(PrefixdError):
-    """A model that cannot be served; ``reason`` says which of its properties is in the way."""
+    """A model or an adapter that cannot be served; ``reason`` says which of its properties is in the way."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"{model}: {reason}")
@@ -133,10 +135,12 @@ class PromptTooLongError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """A request for ``model`` where only ``served`` is."""
+    """A request for ``model`` where only those named in ``served`` are."""
 
-    def __init__(self, model: str, served: str) -> None:
-        super().__init__("model", f"{model!r} is not served here; {served!r} is")
+    def __init__(self, model: str, served: Sequence[str]) -> None:
+        names = ", ".join(repr(name) for name in served)
+        verb = "is" if len(served) == 1 else "are"
+        super().__init__("model", f"{model!r} is not served here; {names} {verb}")
         self.model = model
         self.served = served
 

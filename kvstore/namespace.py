@@ -51,6 +51,10 @@ class Namespace:
         """Return this namespace for the tenant whose secret is ``salt``; empty means no salt."""
         return replace(self, salt=salt_digest(salt) if salt else "")
 
+    def with_lora(self, digest: str, name: str) -> Namespace:
+        """Return this namespace for the adapter whose content has ``digest``; ``name`` is for people."""
+        return replace(self, lora=digest, label=f"{self.label} with {name}")
+
     def manifest(self) -> str:
         """Return the readable manifest kept beside the blocks (JSON, indented, no secrets)."""
         facts = {"manifest_version": MANIFEST_VERSION, "digest": self.digest.hex(), **asdict(self)}

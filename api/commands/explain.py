@@ -14,6 +14,7 @@ _PROMPT = typer.Option("--prompt", "-p", help="Explain this prompt instead; it i
 _FILE = typer.Option(help="Likewise, for the text of a file; - reads stdin.", metavar="PATH")
 _CHAT = typer.Option("--chat", help="Put the prompt into the model's chat template, as one message.")
 _SALT = typer.Option(help="The tenant's cache_salt; other users of this machine can see it meanwhile.")
+_ADAPTER = typer.Option(help="The LoRA adapter to explain it for [default: the model alone].", metavar="NAME")
 _JSON = typer.Option("--json", help="Print the server's answer as JSON.")
 
 
@@ -23,6 +24,7 @@ def explain(
     file: Annotated[str | None, _FILE] = None,
     chat: Annotated[bool, _CHAT] = False,
     salt: Annotated[str | None, _SALT] = None,
+    adapter: Annotated[str | None, _ADAPTER] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Say what a running server decided about its last request, or would decide about a prompt, and why.
@@ -46,9 +48,10 @@ def explain(
     from api.settings_sources import load_settings
 
     text = _text_of(prompt, file)
-    _refuse_lone(text, chat=chat, salt=salt)
+    _refuse_lone(text, chat=chat, salt=salt, adapter=adapter)
     _refuse_undecoded("prompt" if file is None else "file", text)
     _refuse_undecoded("salt", salt)
+    _refuse_undecoded("adapter", adapter)
     settings = load_settings({}, os.environ)
     token = settings.api_token.get_secret_value() if settings.api_token else None
     server = Server(url or _own_url(settings.host, settings.port), token)
@@ -57,7 +60,7 @@ def explain(
         shown = account_text(answer, time.time()) if answer else "no request has ended yet"
     else:
         asked = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
-        answer = server.explanation({**asked, "cache_salt": salt})
+        answer = server.explanation({**asked, "cache_salt": salt, "model": adapter})
         shown = explanation_text(answer)
     typer.echo(json.dumps(answer, indent=2) if as_json else shown)
 
@@ -77,11 +80,12 @@ def _text_of(prompt: str | None, file: str | None) -> str | None:
         raise ConfigError("file", f"{file} is not UTF-8 text") from None
 
 
-def _refuse_lone(text: str | None, *, chat: bool, salt: str | None) -> None:
+def _refuse_lone(text: str | None, *, chat: bool, **options: str | None) -> None:
     from kvstore.errors import ConfigError
 
-    if text is None and (chat or salt is not None):
-        raise ConfigError("chat" if chat else "salt", "belongs to a prompt; give --prompt or --file")
+    given = ["chat"] if chat else [name for name, value in options.items() if value is not None]
+    if text is None and given:
+        raise ConfigError(given[0], "belongs to a prompt; give --prompt or --file")
 
 
 def _refuse_undecoded(setting: str, text: str | None) -> None:

@@ -10,10 +10,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from api.settings import Settings, is_secret, setting_group, shown_default
+from api.settings import Settings, is_repeatable, is_secret, setting_group, shown_default
 from api.settings_sources import flag_name, load_settings
 
-_METAVARS = (("_bytes", "SIZE"), ("_s", "SECONDS"), ("_path", "DIR"), ("_file", "FILE"), ("model", "DIR"))
+_METAVARS = (
+    ("_bytes", "SIZE"), ("_s", "SECONDS"), ("_path", "DIR"), ("_file", "FILE"), ("model", "DIR"),
+    ("lora", "NAME=DIR"),
+)  # fmt: skip
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -50,6 +53,8 @@ def _flag(name: str) -> inspect.Parameter:
         metavar=_metavar(name),
         rich_help_panel=setting_group(name),
     )
+    if is_repeatable(name):
+        return _parameter(name, Annotated[list[str] | None, option])
     return _parameter(name, Annotated[str | None, option])
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from kvstore.errors import ModelRefusedError
 
 CONFIG_NAME = "config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 _INDEX_NAME = "model.safetensors.index.json"
-_ADAPTER_NAME = "adapter_config.json"
 _HEADER_LENGTH = struct.Struct("<Q")
 
 
@@ -23,18 +23,18 @@ def check_checkpoint(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ModelRefusedError(str(folder), "there is no such folder")
-    _read_json(folder / CONFIG_NAME, folder)
-    if (folder / _ADAPTER_NAME).exists():
-        raise ModelRefusedError(str(folder), "it is a LoRA adapter; merge it into its base model")
+    read_json(folder / CONFIG_NAME, folder)
+    if (folder / ADAPTER_CONFIG_NAME).exists():
+        raise ModelRefusedError(str(folder), "it is a LoRA adapter; name its base model, and it with --lora")
     for file in _weight_files(folder):
-        if reason := _damage(file):
+        if reason := damage(file):
             raise ModelRefusedError(str(folder), f"{file.name} {reason}")
 
 
 def _weight_files(folder: Path) -> Iterator[Path]:
     index = folder / _INDEX_NAME
     if index.exists():
-        names = sorted(set(_read_json(index, folder).get("weight_map", {}).values()))
+        names = sorted(set(read_json(index, folder).get("weight_map", {}).values()))
         yield from (folder / name for name in names)
     elif (single := folder / "model.safetensors").exists():
         yield single
@@ -42,19 +42,20 @@ def _weight_files(folder: Path) -> Iterator[Path]:
         raise ModelRefusedError(str(folder), "it has no model.safetensors")
 
 
-def _read_json(path: Path, folder: Path) -> dict[str, Any]:
+def read_json(path: Path, folder: Path) -> dict[str, Any]:
+    """Return the object in a file of a model's or an adapter's folder. Raises ``ModelRefusedError``."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelRefusedError(str(folder), f"it has no {path.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelRefusedError(str(folder), f"{path.name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelRefusedError(str(folder), f"{path.name} is not a JSON object")
     return content
 
 
-def _damage(file: Path) -> str | None:
+def damage(file: Path) -> str | None:
     """Return what is wrong with a safetensors file, judged by its header and its size."""
     try:
         with file.open("rb") as source:

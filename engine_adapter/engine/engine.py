@@ -20,6 +20,7 @@ from engine_adapter.engine.explaining import Explainer, Explanation
 from engine_adapter.engine.loop import Loop
 from engine_adapter.engine.misses import Relatives
 from engine_adapter.engine.models import LoadedModel
+from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads
 from engine_adapter.engine.planner import NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
@@ -69,7 +70,8 @@ class Engine:
         self._texts = TextStreams(tokenizer)
         self._worker = Worker("engine")
         loads = Loads(store, costs, self._clock, config.load_deadline_s, self._worker.wake)
-        self._prefix = PrefixCache(pool, store, model.namespace, config.lease_s, loads)
+        namespaces = Namespaces(model.namespace, model.adapters.digests)
+        self._prefix = PrefixCache(pool, store, namespaces, config.lease_s, loads)
         self._scheduler = Scheduler(self._prefix, costs, config, self._clock)
         chunk_tokens = config.max_batched_tokens
         self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
@@ -156,13 +158,15 @@ class Engine:
         """Return what was decided about the last requests that ended, the latest first; never blocks."""
         return self._accounts.recent()
 
-    def explain(self, prompt_ids: Seq[int], salt: str = "", mode: Mode | None = None) -> Explanation:
+    def explain(
+        self, prompt_ids: Seq[int], salt: str = "", mode: Mode | None = None, lora: str | None = None
+    ) -> Explanation:
         """Return what would be done with a prompt now and why, without running it. Thread-safe.
 
         Blocks on the media of tiers, for some seconds at most; the engine goes on meanwhile. Raises
         what ``submit`` raises for a prompt, or ``StoreClosedError``.
         """
-        request = Request(prompt_ids, salt=salt)
+        request = Request(prompt_ids, salt=salt, lora=lora)
         self._require_servable(request)
         return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
 
@@ -206,6 +210,7 @@ class Engine:
 
     def _require_servable(self, request: Request) -> None:
         request.require_vocabulary(self._model.vocab_size)
+        request.require_adapter(self._model.adapters.digests)
         num_tokens = len(request.prompt_ids)
         longest = self._model.context_tokens - 1
         if num_tokens > longest:
@@ -223,4 +228,3 @@ class Engine:
                     return
         finally:
             self.cancel(handle)
-

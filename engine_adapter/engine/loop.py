@@ -270,7 +270,8 @@ class Loop:
 
 def _chunk(work: Work) -> Chunk:
     sequence = work.sequence
-    return Chunk(sequence.tokens[work.start : work.end], work.start, sequence.blocks, work.needs_logits)
+    tokens = sequence.tokens[work.start : work.end]
+    return Chunk(tokens, work.start, sequence.blocks, work.needs_logits, sequence.request.lora)
 
 
 def _cost_of(works: list[Work]) -> StepWork:

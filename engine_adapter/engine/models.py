@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from backends.device import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
 from engine_adapter.engine.checkpoint import check_checkpoint
+from engine_adapter.engine.lora import Adapters, load_adapters
 from engine_adapter.engine.support import Config, refusal
 from kvstore.errors import ConfigError, ModelRefusedError, one_line
 from kvstore.namespace import Namespace, canonical_json
@@ -48,7 +49,7 @@ class LoadedModel:
 
     ``kv_shape`` is the shape of one block, ``num_heads`` counts query heads, ``context_tokens`` is
     the longest sequence the model takes, ``namespace`` the identity of its keys and values. Token
-    ids are below ``vocab_size``.
+    ids are below ``vocab_size``. ``adapters`` are those that requests may choose.
     """
 
     name: str
@@ -61,6 +62,7 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     namespace: Namespace
+    adapters: Adapters = field(default_factory=Adapters)
 
     def model_changed(self) -> Namespace:
         """Take note that the weights in memory were changed, and return the namespace they have now.
@@ -79,13 +81,15 @@ def load_model(
     compute_dtype: str = "auto",
     kv_dtype: str = "auto",
     digests: Path | None = None,
+    loras: Mapping[str, Path] | None = None,
 ) -> LoadedModel:
     """Load a Hugging Face folder with safetensors; nothing is fetched from anywhere.
 
     ``compute_dtype`` is ``auto`` (float32 on a CPU, else bfloat16), ``float32``, ``bfloat16`` or
     ``float16``; ``kv_dtype`` likewise, where ``auto`` is the compute dtype. ``digests`` is a file
-    that remembers digests of weights between starts. Raises ``ModelRefusedError`` for a folder
-    that is broken or a model that cannot be served, ``ConfigError`` for settings that cannot be used.
+    that remembers digests of weights between starts, ``loras`` are folders of adapters, by name. Raises
+    ``ModelRefusedError`` for a folder that is broken, a model or an adapter that cannot be served,
+    ``ConfigError`` for settings that cannot be used.
     """
     where = _device(device)
     compute = _dtype("compute_dtype", compute_dtype, torch.float32 if where.type == "cpu" else torch.bfloat16)
@@ -115,6 +119,7 @@ def load_model(
             block_tokens=block_tokens,
             label=folder.name,
         ),
+        adapters=load_adapters(model, loras or {}, folder.name),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 from contextlib import suppress
+from dataclasses import replace
 
 from backends.device import DevicePool
+from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
@@ -27,27 +29,27 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pool: DevicePool, store: TieredStore, namespace: Namespace, lease_s: float, loads: Loads
+        self, pool: DevicePool, store: TieredStore, namespaces: Namespaces, lease_s: float, loads: Loads
     ) -> None:
         self.pool = pool
         self.num_taken_over = 0
-        self._namespace = namespace
+        self._namespaces = namespaces
         self.store = store
         self._lease_s = lease_s
         self._loads = loads
         self._step = pool.shape.block_tokens
         self._storing = StoreQueue(pool, store)
-        store.register_namespace(namespace)
+        namespaces.register(store)
 
     def change_namespace(self, namespace: Namespace) -> None:
-        """Use ``namespace`` from now on; what was published before is let go."""
+        """Let the model have ``namespace`` from now on; what was published before is let go."""
         self.clear()
-        self._namespace = namespace
-        self.store.register_namespace(namespace)
+        self._namespaces = replace(self._namespaces, base=namespace)
+        self._namespaces.register(self.store)
 
-    def namespace_of(self, salt: str) -> Namespace:
-        """Return the namespace of the tenant with this secret; from any thread."""
-        return self._namespace.with_salt(salt)
+    def namespace_of(self, salt: str, lora: str | None) -> Namespace:
+        """Return the namespace of the tenant with this secret, for that adapter; from any thread."""
+        return self._namespaces.of(salt, lora)
 
     def attach(self, sequence: Sequence, num_spare: int) -> bool:
         """Give ``sequence`` the blocks of its prefill, sharing published ones.
@@ -230,7 +232,7 @@ class PrefixCache:
     def _prefill_keys(self, sequence: Sequence) -> list[bytes]:
         if sequence.cache is CacheUse.OFF:
             return []
-        sequence.namespace = self.namespace_of(sequence.request.salt)
+        sequence.namespace = self.namespace_of(sequence.request.salt, sequence.request.lora)
         return chain_keys(sequence.namespace.digest, sequence.tokens, self._step)
 
     def _extend_keys(self, sequence: Sequence, num_full: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -83,7 +83,8 @@ class Sampling:
 class Request:
     """One prompt (token ids) to be continued. Raises ``RequestError`` for values out of range.
 
-    ``mode`` is the engine's own unless the request names one.
+    ``mode`` is the engine's own unless the request names one. ``lora`` names the adapter to answer
+    with, ``None``: the model alone.
     ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
     ends the blocks this request leaves behind. ``session``, ``end_session`` and
     ``expected_pause_s`` tell policies when the prefix will be wanted again.
@@ -98,19 +99,27 @@ class Request:
     session: str | None = None
     end_session: bool = False
     expected_pause_s: float | None = None
+    lora: str | None = None
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
         _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
         _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
-        session_fits = self.session is None or 1 <= len(self.session) <= MAX_NAME_CHARACTERS
-        _require(session_fits, "session", f"has 1 to {MAX_NAME_CHARACTERS} characters")
+        for name, value in (("session", self.session), ("lora", self.lora)):
+            fits = value is None or 1 <= len(value) <= MAX_NAME_CHARACTERS
+            _require(fits, name, f"has 1 to {MAX_NAME_CHARACTERS} characters")
 
     def require_vocabulary(self, vocab_size: int) -> None:
         """Raise ``RequestError`` when a prompt token is not below ``vocab_size``."""
         known = min(self.prompt_ids) >= 0 and max(self.prompt_ids) < vocab_size
         _require(known, "prompt", f"token ids must be from 0 to {vocab_size - 1}")
+
+    def require_adapter(self, adapters: Collection[str]) -> None:
+        """Raise ``RequestError`` when it names an adapter that is none of ``adapters``."""
+        names = ", ".join(sorted(adapters)) or "there are none"
+        is_known = self.lora is None or self.lora in adapters
+        _require(is_known, "lora", f"{self.lora!r} is no adapter that is served; those are: {names}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from backends.device import DevicePool
 from engine_adapter.engine.attention import AttentionBackend, PagedCache, Span, pool_layers
+from engine_adapter.engine.lora import Adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,15 @@ class Chunk:
     """Tokens of one sequence to compute, at positions ``start`` and following.
 
     ``blocks`` is the sequence's block table and covers positions 0 to ``start + len(tokens)``; the
-    blocks before ``start`` hold their keys and values already.
+    blocks before ``start`` hold their keys and values already. ``lora`` names the adapter to
+    compute with, ``None``: the model alone.
     """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
     needs_logits: bool
+    lora: str | None = None
 
     @property
     def end(self) -> int:
@@ -35,10 +38,17 @@ class Chunk:
 class ModelRunner:
     """Runs a model over the pool. Used by the engine's thread alone."""
 
-    def __init__(self, model: PreTrainedModel, pool: DevicePool, attention: AttentionBackend) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pool: DevicePool,
+        attention: AttentionBackend,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
+        self._adapters = adapters or Adapters()
         self._layers = pool_layers(pool)
         self._device = pool.keys_and_values.device
 
@@ -59,14 +69,15 @@ class ModelRunner:
             self._pool.require_private(span.blocks[span.start // step :])
         slots = [slot for chunk in chunks for slot in _slots(chunk, step)]
         last = [end - 1 for end, chunk in zip(begins[1:], chunks, strict=True) if chunk.needs_logits]
-        output = self._model(
-            input_ids=self._row([token for chunk in chunks for token in chunk.tokens]),
-            position_ids=self._row([pos for chunk in chunks for pos in range(chunk.start, chunk.end)]),
-            cache=PagedCache(self._layers, self._indices(slots)),
-            use_cache=True,
-            logits_to_keep=self._indices(last),
-            attend=self._attention.plan(spans, step, self._model.dtype, self._device),
-        )
+        with self._adapters.step(*_loras(chunks), self._device):
+            output = self._model(
+                input_ids=self._row([token for chunk in chunks for token in chunk.tokens]),
+                position_ids=self._row([pos for chunk in chunks for pos in range(chunk.start, chunk.end)]),
+                cache=PagedCache(self._layers, self._indices(slots)),
+                use_cache=True,
+                logits_to_keep=self._indices(last),
+                attend=self._attention.plan(spans, step, self._model.dtype, self._device),
+            )
         logits: torch.Tensor = output.logits[0].float()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # a step is timed, and what it wrote may be stored
@@ -77,6 +88,12 @@ class ModelRunner:
 
     def _row(self, values: Sequence[int]) -> torch.Tensor:
         return self._indices(values).unsqueeze(0)
+
+
+def _loras(chunks: Sequence[Chunk]) -> tuple[list[str | None], list[str | None]]:
+    """Return the adapter of each row, and of each row that logits are made of."""
+    all_rows = [chunk.lora for chunk in chunks for _ in chunk.tokens]
+    return all_rows, [chunk.lora for chunk in chunks if chunk.needs_logits]
 
 
 def _slots(chunk: Chunk, block_tokens: int) -> list[int]:

@@ -173,6 +173,7 @@ def test_what_is_no_prefixd_server_is_one_line(
         (("--prompt", "a", "--file", "b"), "prompt: give either --prompt or --file"),
         (("--chat",), "chat: belongs to a prompt; give --prompt or --file"),
         (("--salt", "a"), "salt: belongs to a prompt; give --prompt or --file"),
+        (("--adapter", "a"), "adapter: belongs to a prompt; give --prompt or --file"),
         (("--file", "/nowhere/at/all"), "file: cannot read /nowhere/at/all: No such file or directory"),
         (("--url", "nonsense"), "url: 'nonsense' is no URL such as http://127.0.0.1:8000"),
         (("--url", "http://a:b"), "url: 'http://a:b' is no URL such as http://127.0.0.1:8000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,47 @@ def test_a_file_that_cannot_be_used_is_one_line_with_its_name(tmp_path: Path, te
     with pytest.raises(ConfigError) as raised:
         load_settings({}, {}, path)
     assert str(raised.value).startswith(line.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "text"),
+    [
+        ({"lora": ["a=/x", "b=~/y"]}, {"PREFIXD_LORA": "c=/z"}, "lora = { d = '/w' }"),
+        ({}, {"PREFIXD_LORA": "a=/x, b=~/y"}, "lora = { d = '/w' }"),
+        ({}, {}, "[lora]\na = '/x'\nb = '~/y'"),
+        ({}, {}, "lora = ['a=/x', 'b=~/y']"),
+    ],
+)
+def test_adapters_are_named_in_flags_the_environment_or_a_file(
+    tmp_path: Path, flags: dict[str, Any], environ: dict[str, str], text: str
+) -> None:
+    (tmp_path / "prefixd.toml").write_text(text)
+    settings = load_settings({"model": "m", **flags}, environ, tmp_path / "prefixd.toml")
+    assert settings.lora == {"a": Path("/x"), "b": Path.home() / "y"}
+    assert serving_config(settings).loras == settings.lora
+
+
+@pytest.mark.parametrize(
+    ("lora", "reason"),
+    [
+        (["a"], "an adapter is written NAME=DIR"),
+        (["=/x"], "a name has 1 to 128 of"),
+        (["a b=/x"], "a name has 1 to 128 of"),
+        ([f"{'a' * 129}=/x"], "a name has 1 to 128 of"),
+        (["a="], "must name a folder for a"),
+        (["a=/x", "a=/y"], "names a twice"),
+        ([f"a{number}=/x" for number in range(65)], "names more than 64 adapters"),
+        (["m=/x"], "m is the name of the model itself; choose another one"),
+        ({"a": 5}, "Input is not a valid path"),
+        (5, "an adapter is written NAME=DIR"),
+    ],
+)
+def test_adapters_that_cannot_be_named_so_are_refused(lora: Any, reason: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings({"model": "m", "lora": lora}, {})
+    assert raised.value.setting == "lora"
+    assert reason in raised.value.reason
+    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_file_and_a_misspelled_variable_are_named(tmp_path: Path) -> None:

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from threading import Condition, Lock
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
 
 from backends.device import DevicePool
 from backends.faulty import Call, Fault, Faulty, flip_byte
@@ -38,6 +42,21 @@ CleanIds = Callable[[Sequence[int], int], tuple[int, ...]]
 def prompt_of(num_tokens: int, seed: int) -> list[int]:
     """Return random tokens, none of them special."""
     return Random(seed).choices(range(256), k=num_tokens)
+
+
+def clean_run(folder: Path) -> CleanIds:
+    """Return what transformers itself answers for the model in ``folder``, greedily and alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def generate(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": EOS}
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **options
+        )
+        return tuple(output[0, len(prompt) :].tolist())
+
+    return generate
 
 
 def greedy(prompt: Sequence[int], num_tokens: int = 12, **options: Any) -> Request:

@@ -12,6 +12,7 @@ from backends.device import DevicePool, KVShape
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import Detokenizer, TextStream
+from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads
 from engine_adapter.engine.planner import NamedPolicy, Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
@@ -44,7 +45,7 @@ class Desk:
         self.costs = costs = CostBook(shape.block_bytes, "host")
         clock = Clock()
         loads = Loads(self.store, costs, clock, 10.0, lambda: None)
-        self.prefix = PrefixCache(self.pool, self.store, namespace, 30.0, loads)
+        self.prefix = PrefixCache(self.pool, self.store, Namespaces(namespace, {}), 30.0, loads)
         self.scheduler = Scheduler(self.prefix, costs, config, clock)
         policy = NamedPolicy("always-load", AlwaysLoad())
         self.planner = Planner(policy, costs, clock, shape, config.max_batched_tokens)

@@ -16,9 +16,13 @@ Config = Mapping[str, Any]
 
 SUPPORTED_ARCHITECTURES = frozenset(
     {
-        "arcee", "cohere", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "helium", "llama",
-        "mistral", "mixtral", "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss",
-        "smollm3", "starcoder2",
+        "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "ernie4_5",
+        "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+        "glm4_moe", "gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
+        "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "kolibri1", "laguna", "llama", "mellum",
+        "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "olmo3",
+        "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss",
+        "smollm3", "solar_open", "starcoder2", "vaultgemma",
     }
 )  # fmt: skip
 """``model_type`` of each family that is tested against transformers' own attention and cache."""

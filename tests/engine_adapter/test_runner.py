@@ -24,8 +24,9 @@ from policies.lru import LeafFirstLRU
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
 WINDOWED = [
-    "gemma2", "gemma3_text", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
-    "smollm3", "starcoder2",
+    "afmoe", "cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "kolibri1",
+    "ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe", "smollm3", "starcoder2", "vaultgemma",
 ]  # fmt: skip
 WINDOW = 9
 CONTEXT = 512
@@ -58,13 +59,16 @@ _SIZES: dict[str, Any] = {
     "decoder_sparse_step": 1,
 }
 
+_OTHER_SIZES = {name: {"num_key_value_heads": 4} for name in ("gpt_neox", "persimmon")}
+
 
 @cache
 def tiny_model(family: str, dtype: torch.dtype = torch.float32, window: int = CONTEXT) -> PreTrainedModel:
     """A random model of two layers whose output depends on all of its input."""
     register_attention()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **_SIZES | {"sliding_window": window})
+    sizes = _SIZES | _OTHER_SIZES.get(family, {}) | {"sliding_window": window}
+    config = AutoConfig.for_model(family, **sizes)
     auto: Any = AutoModelForCausalLM
     model: Any = auto.from_config(config, attn_implementation=ATTENTION_NAME)
     for parameter in model.parameters():

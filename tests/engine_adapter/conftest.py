@@ -84,6 +84,7 @@ def tiny_model(tiny_folder: Path) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def clean_ids(tiny_folder: Path) -> CleanIds:
+    """Return the clean run of the tiny model."""
     return clean_run(tiny_folder)
 
 

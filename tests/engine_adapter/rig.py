@@ -44,9 +44,14 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
     return Random(seed).choices(range(256), k=num_tokens)
 
 
-def clean_run(folder: Path) -> CleanIds:
-    """Return what transformers itself answers for the model in ``folder``, greedily and alone."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def greedy(prompt: Sequence[int], num_tokens: int = 12, **options: Any) -> Request:
+    """Return a greedy request that ends for its length alone."""
+    return Request(prompt, Sampling(temperature=0, max_tokens=num_tokens, ignore_eos=True), **options)
+
+
+def clean_run(folder: Path, **options: Any) -> CleanIds:
+    """Return what transformers itself answers, greedily and alone; ``options`` as it takes them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
 
     def generate(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
         ids = torch.tensor([prompt])
@@ -57,11 +62,6 @@ def clean_run(folder: Path) -> CleanIds:
         return tuple(output[0, len(prompt) :].tolist())
 
     return generate
-
-
-def greedy(prompt: Sequence[int], num_tokens: int = 12, **options: Any) -> Request:
-    """Return a greedy request that ends for its length alone."""
-    return Request(prompt, Sampling(temperature=0, max_tokens=num_tokens, ignore_eos=True), **options)
 
 
 @dataclass

@@ -16,7 +16,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "moderation": (None,),
     "n": (None, 1),
@@ -27,7 +26,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
+    "top_logprobs": (None, 0),  # of completions; a chat takes it
     "verbosity": (None,),
     "web_search_options": (None,),
 }

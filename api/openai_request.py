@@ -23,6 +23,8 @@ def check_fields(fields: GenerationFields, served_model: str) -> None:
     """Refuse another model, and fields that are not served. Raises ``RequestError``."""
     if fields.model != served_model:
         raise UnknownModelError(fields.model, served_model)
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs", "cannot be streamed; leave out one of the two")
     refuse_unserved(fields.model_extra or {})
     if isinstance(fields, ChatFields):
         for index, message in enumerate(fields.messages):
@@ -44,7 +46,7 @@ def engine_request(fields: GenerationFields, prompt_ids: Sequence[int]) -> Reque
             expected_pause_s=fields.kv.expected_pause_s,
         )
     except RequestError as error:
-        raise RequestError(_BODY_FIELDS.get(error.param, error.param), error.reason) from None
+        raise RequestError(_body_field(fields, error.param), error.reason) from None
 
 
 def _sampling(fields: GenerationFields) -> Sampling:
@@ -57,7 +59,28 @@ def _sampling(fields: GenerationFields) -> Sampling:
         stop=tuple(stop),
         max_tokens=_max_tokens(fields),
         ignore_eos=fields.ignore_eos,
+        logprobs=_logprobs(fields),
+        prompt_logprobs=fields.prompt_logprobs,
     )
+
+
+def _logprobs(fields: GenerationFields) -> int | None:
+    """Return how many of the likeliest tokens are told; ``None``: not even the chosen one."""
+    if isinstance(fields, CompletionFields):
+        return fields.logprobs
+    if not isinstance(fields, ChatFields):
+        return None
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise RequestError("top_logprobs", "needs logprobs to be true")
+    return None
+
+
+def _body_field(fields: GenerationFields, param: str) -> str:
+    if param == "logprobs" and isinstance(fields, ChatFields):
+        return "top_logprobs"
+    return _BODY_FIELDS.get(param, param)
 
 
 def _max_tokens(fields: GenerationFields) -> int | None:

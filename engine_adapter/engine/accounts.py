@@ -125,6 +125,8 @@ class Accounts:
     def _why_no_plan(self, sequence: Sequence, miss: Miss | None) -> str:
         if sequence.mode is Mode.OFF:
             return "the mode is off: there is no cache"
+        if sequence.request.sampling.prompt_logprobs is not None:
+            return "the request asks how likely its prompt is: all of it is computed"
         if not sequence.cache.reads:
             return "the request asks for no lookup"
         if sequence.num_prompt < self._block_tokens:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from backends.device import DevicePool
 from engine_adapter.engine.accounts import Account, Accounts
+from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import TextStreams
@@ -125,13 +126,7 @@ class Engine:
 
     def generate(self, request: Request) -> Completion:
         """Submit ``request`` and block until its answer is whole."""
-        text, token_ids = "", list[int]()
-        for event in self.stream(request):
-            if isinstance(event, Finished):
-                return Completion(text, tuple(token_ids), event.reason, event.usage, event.error)
-            text += event.text
-            token_ids += event.token_ids
-        raise EngineClosedError("it ended in the middle of a request")
+        return answers_of(self.stream(request))[0]
 
     def model_changed(self) -> None:
         """Take note that the weights in memory were changed: no KV of the old ones is used again.

@@ -7,21 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
+from engine_adapter.engine.batch import Batch, Choice
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
 from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Mode, Reason
-from engine_adapter.engine.runner import Chunk, ModelRunner
-from engine_adapter.engine.sampling import choose_tokens
+from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.verifying import Verifier
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from kvstore.leases import Hit
-from policies.cost_model import Work as StepWork
-from policies.cost_model import attended_between
 from policies.planning import is_loadable
 
 _log = logging.getLogger(__name__)
@@ -186,32 +184,43 @@ class Loop:
     def _step(self, works: list[Work]) -> None:
         """Compute ``works`` in one batch; the caller hears of a token before its block is stored."""
         self.tally.num_steps += 1
-        began_s = self._clock.monotonic_s()
-        choosing = [work.sequence for work in works if work.needs_logits]
+        batch, began_s = Batch(works), self._clock.monotonic_s()
         try:
-            logits = self._runner.forward([_chunk(work) for work in works])
-            tokens = choose_tokens(logits, [sequence.sampler for sequence in choosing])
+            choices = batch.compute(self._runner)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end other requests
             _log.exception("a step failed")
             for work in works:
                 self._finish(work.sequence, "error", f"the step failed: {error}")
             return
         now_s = self._clock.monotonic_s()
-        self._planner.costs.note_step(_cost_of(works), now_s - began_s, now_s)
+        if batch.is_typical:
+            self._planner.costs.note_step(batch.cost, now_s - began_s, now_s)
         for work in works:
             work.sequence.move_to(work.end, COMPUTED)
-        ended: list[tuple[Sequence, Reason]] = []
-        for sequence, token in zip(choosing, tokens, strict=True):
-            with self._blaming(sequence):
-                if reason := self._accept(sequence, token):
-                    ended.append((sequence, reason))
+        ended = self._accept_all(choices)
         self._publish(works)
-        self._compare(choosing)
+        self._compare(batch.choosing)
         for sequence, reason in ended:
             self._finish(sequence, reason)
 
-    def _accept(self, sequence: Sequence, token: int | None) -> Reason | None:
+    def _accept_all(self, choices: list[Choice]) -> list[tuple[Sequence, Reason]]:
+        """Accept each sequence's next token; returns those that end with it."""
+        ended: list[tuple[Sequence, Reason]] = []
+        for choice in choices:
+            with self._blaming(choice.sequence):
+                self._tell_of_prompt(choice.sequence)
+                if reason := self._accept(choice):
+                    ended.append((choice.sequence, reason))
+        return ended
+
+    def _tell_of_prompt(self, sequence: Sequence) -> None:
+        if (collector := sequence.prompt_logprobs) is not None:
+            sequence.prompt_logprobs = None
+            sequence.on_event(Delta("", (), prompt_logprobs=collector.found))
+
+    def _accept(self, choice: Choice) -> Reason | None:
         """Add a chosen token and tell the caller; returns why the sequence ends here, if it does."""
+        sequence, token = choice.sequence, choice.token
         if token is None:
             raise ArithmeticError("the model's logits are not numbers")
         sampling = sequence.request.sampling
@@ -220,7 +229,8 @@ class Loop:
         sequence.tokens.append(token)
         since_s = sequence.times.note_token(self._clock.monotonic_s())
         text, is_stopped = sequence.text.add(token)
-        sequence.on_event(Delta(text, (token,), since_s))
+        likely = () if choice.logprobs is None else (choice.logprobs,)
+        sequence.on_event(Delta(text, (token,), since_s, likely))
         if is_stopped:
             return "stop"
         is_full = len(sequence.tokens) >= self._model.context_tokens
@@ -268,18 +278,3 @@ class Loop:
             self._finish(sequence, "error", f"{type(error).__name__}: {error}")
 
 
-def _chunk(work: Work) -> Chunk:
-    sequence = work.sequence
-    return Chunk(sequence.tokens[work.start : work.end], work.start, sequence.blocks, work.needs_logits)
-
-
-def _cost_of(works: list[Work]) -> StepWork:
-    """Return a step's work in the terms that its cost depends on."""
-    decodes = [work for work in works if work.is_decode]
-    prefills = [work for work in works if not work.is_decode]
-    return StepWork(
-        tokens=sum(work.end - work.start for work in prefills),
-        attended=sum(attended_between(work.start, work.end) for work in prefills),
-        decodes=len(decodes),
-        context=sum(work.end for work in decodes),
-    )

@@ -12,6 +12,7 @@ from kvstore.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
 MAX_NAME_CHARACTERS = 1024
 COMPUTED = "computed"
 
@@ -37,6 +38,11 @@ class CacheUse(Enum):
         """Whether filled blocks are published and stored."""
         return self in {CacheUse.WRITE, CacheUse.ON}
 
+    @property
+    def without_reading(self) -> CacheUse:
+        """The same, with no prefix looked up."""
+        return CacheUse.WRITE if self.writes else CacheUse.OFF
+
 
 class Mode(Enum):
     """How far the tiers below the device are trusted. Blocks on the device are shared in all but ``OFF``."""
@@ -56,7 +62,11 @@ class Sampling:
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 do not restrict. ``seed`` makes the
     choice repeatable. ``stop`` strings end the text before them. ``max_tokens`` ``None`` goes on
-    to the end of the context. Raises ``RequestError`` for values out of range.
+    to the end of the context.
+
+    ``logprobs`` asks how likely each chosen token was, and which were the likeliest, so many of them;
+    ``prompt_logprobs`` asks the same of the prompt's tokens: then all of it is computed and nothing looked
+    up, though what it leaves behind is kept. Raises ``RequestError`` for values out of range.
     """
 
     temperature: float = 1.0
@@ -66,6 +76,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature <= 100, "temperature", "must be a number from 0 to 100")
@@ -77,6 +89,10 @@ class Sampling:
         for text in self.stop:
             fits = 1 <= len(text) <= MAX_STOP_CHARACTERS
             _require(fits, "stop", f"each string has 1 to {MAX_STOP_CHARACTERS} characters")
+        for name in ("logprobs", "prompt_logprobs"):
+            num_top = getattr(self, name)
+            fits = num_top is None or 0 <= num_top <= MAX_LOGPROBS
+            _require(fits, name, f"must be from 0 to {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +198,39 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was: the natural logarithm of its probability, and its rank, 1 for the likeliest.
+
+    ``top`` holds the likeliest tokens in its place, as many as were asked for, each with its logarithm. All
+    are the model's own, before temperature, ``top_k`` and ``top_p``.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+PromptLogprobs = tuple[TokenLogprobs | None, ...]
+"""One for each token of a prompt, ``None`` for the first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """One more token; ``text`` may be empty while a character or a stop string is incomplete.
 
     Text held back until the end comes in a last delta without tokens. ``since_previous_s`` is
-    the time since the token before, ``None`` for the first token.
+    the time since the token before, ``None`` for the first token. ``logprobs`` is there
+    when it was asked for, one for each token; ``prompt_logprobs`` likewise, in a delta without tokens
+    that comes before all others.
     """
 
     text: str
     token_ids: tuple[int, ...]
     since_previous_s: float | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +240,7 @@ class Finished:
     reason: Reason
     usage: Usage
     error: str | None = None
+    index: int = 0
 
 
 Event = Delta | Finished
@@ -216,6 +256,8 @@ class Completion:
     reason: Reason
     usage: Usage
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def _is_duration(value_s: float | None) -> bool:

@@ -14,6 +14,9 @@ from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 
+# Of prompts whose every token is told about: a row of logits is as long as the vocabulary.
+_MOST_PROMPT_LOGITS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -29,9 +32,14 @@ class Work:
         return self.start >= self.sequence.num_prefill
 
     @property
-    def needs_logits(self) -> bool:
+    def chooses(self) -> bool:
         """Whether the next token is chosen after it."""
         return self.end == len(self.sequence.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        """Of how many of its last positions logits are wanted."""
+        return self.end - self.start if self.sequence.prompt_logprobs else int(self.chooses)
 
 
 class Scheduler:
@@ -102,14 +110,18 @@ class Scheduler:
             if sequence.is_decoding
         ]
         budget = self._config.max_batched_tokens - len(works)
+        logits = _MOST_PROMPT_LOGITS
         pace = Pace(self._costs.compute(), self._prefix.pool.shape.block_tokens)
         elsewhere: set[bytes] = set()
         prefills = [sequence for sequence in self.running if not sequence.is_decoding]
         num_behind = len(prefills) + len(self.waiting)
         for ahead, sequence in enumerate(prefills):
-            if work := self._chunk(sequence, budget, elsewhere, pace, num_behind - ahead):
+            is_told = sequence.prompt_logprobs is not None
+            most = min(budget, logits) if is_told else budget
+            if work := self._chunk(sequence, most, elsewhere, pace, num_behind - ahead):
                 works.append(work)
                 budget -= work.end - work.start
+                logits -= work.num_logits if is_told else 0
         return works
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine_adapter.engine.detokenize import TextStream
+from engine_adapter.engine.logprobs import PromptCollector
 from engine_adapter.engine.misses import Miss
 from engine_adapter.engine.ownership import Ownership
 from engine_adapter.engine.plans import Planning
@@ -63,6 +64,11 @@ class Sequence:
         self.sampler = Sampler(request.sampling)
         self.times = Times(submitted_s)
         self.cache = CacheUse.OFF if mode is Mode.OFF else request.cache
+        self.prompt_logprobs: PromptCollector | None = None
+        """Until they are told, where they are asked for: then the whole prompt is computed here."""
+        if (num_top := request.sampling.prompt_logprobs) is not None:
+            self.prompt_logprobs = PromptCollector(num_top)
+            self.cache = self.cache.without_reading
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(self.tokens)
         self.num_prefill = self.num_prompt

@@ -69,7 +69,11 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"temprature": 1}, "temprature"),
         ({"n": 2}, "n"),
         ({"best_of": 3}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"echo": True}, "echo"),
         ({"suffix": "!"}, "suffix"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -125,7 +129,9 @@ def test_a_message_has_our_words(client: TestClient, body: object, message: str)
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_a_chat_that_cannot_be_served_is_named(

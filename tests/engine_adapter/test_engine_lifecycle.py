@@ -47,6 +47,9 @@ from tests.eventually import eventually
         ({"top_k": -1}, "top_k"),
         ({"seed": 2**63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"stop": ("",)}, "stop"),
         ({"stop": ("x" * 257,)}, "stop"),
         ({"stop": ("x",) * 17}, "stop"),
@@ -190,7 +193,7 @@ def test_logits_that_are_not_numbers_end_that_request_alone(
 
     def poisoned(runner: ModelRunner, chunks: Sequence[Chunk]) -> torch.Tensor:
         logits = forward(runner, chunks).clone()
-        choosing = [chunk for chunk in chunks if chunk.needs_logits]
+        choosing = [chunk for chunk in chunks if chunk.num_logits]
         for row, chunk in enumerate(choosing):
             if chunk.end == len(bad):
                 logits[row] = float("nan")

@@ -85,7 +85,7 @@ class Desk:
     def compute(self, works: list[Work]) -> None:
         for work in works:
             work.sequence.move_to(work.end, COMPUTED)
-            if work.needs_logits:
+            if work.chooses:
                 work.sequence.tokens.append(9)
             self.prefix.publish(work.sequence, work.start)
 

@@ -30,7 +30,7 @@ class RunningRequest:
     """
 
     def __init__(self, engine: Submits, request: Request, observe: OnEvent) -> None:
-        self.num_answers = 1
+        self.num_answers = request.sampling.n
         self._engine = engine
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._observe = observe

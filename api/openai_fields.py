@@ -10,7 +10,7 @@ from kvstore.errors import RequestError
 # A field that would change the answer, with the values under which it does not.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "best_of": (None, 1),
+    "best_of": (None, 1),  # of chats; a completion takes it
     "echo": (None, False),
     "frequency_penalty": (None, 0),
     "function_call": (None, "none", "auto"),
@@ -18,7 +18,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "moderation": (None,),
-    "n": (None, 1),
     "prediction": (None,),
     "presence_penalty": (None, 0),
     "reasoning_effort": (None,),

@@ -16,7 +16,7 @@ from api.event_stream import EventStreamResponse, data_event
 from api.http_errors import error_body, status_response
 from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
-from api.openai_request import check_fields, engine_request
+from api.openai_request import check_fields, engine_request, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from engine_adapter.engine.answers import answers_of, usage_of
 from engine_adapter.engine.request import Delta, Finished
@@ -80,13 +80,15 @@ async def _answer(
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)
     try:
-        return await _whole(running, reply, http.receive)
+        return await _whole(running, fields, reply, http.receive)
     finally:
         running.cancel()
 
 
-async def _whole(running: RunningRequest, reply: Reply, receive: Receive) -> Response:
-    """Wait for the whole answer, or for the client to go away."""
+async def _whole(
+    running: RunningRequest, fields: GenerationFields, reply: Reply, receive: Receive
+) -> Response:
+    """Wait for all answers, or for the client to go away."""
     answering = asyncio.ensure_future(running.all_events())
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -100,7 +102,8 @@ async def _whole(running: RunningRequest, reply: Reply, receive: Receive) -> Res
     for answer in answers:
         if answer.reason in {"error", "cancelled"}:
             return status_response(500 if answer.reason == "error" else 503, "the server is stopping")
-    return JSONResponse(reply.whole(answers, usage_of([answer.usage for answer in answers])))
+    usage = usage_of([answer.usage for answer in answers])
+    return JSONResponse(reply.whole(sent_answers(fields, answers), usage))
 
 
 async def _disconnected(receive: Receive) -> None:

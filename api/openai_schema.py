@@ -68,6 +68,7 @@ class GenerationFields(BaseModel):
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
+    n: int | None = None
     cache_salt: Text | None = None
     kv: KvFields = KvFields()
 
@@ -82,6 +83,7 @@ class CompletionFields(GenerationFields):
 
     prompt: Annotated[Text | list[int], BeforeValidator(the_one_prompt)]
     logprobs: int | None = None
+    best_of: int | None = None
 
 
 class TextPart(BaseModel):

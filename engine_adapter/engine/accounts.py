@@ -86,8 +86,8 @@ class Accounts:
                 self._relatives.refresh_behind()
 
     def ended(self, sequence: Sequence, reason: Reason, usage: Usage) -> None:
-        """Keep the account of a request, if it ever began."""
-        if sequence.times.admitted_s is None:
+        """Keep the account of a request, if it ever began; what goes on from another's prompt has none."""
+        if sequence.times.admitted_s is None or sequence.is_fork:
             return
         self.note_costs()
         miss = self._traced(sequence)

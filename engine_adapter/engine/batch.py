@@ -35,13 +35,20 @@ class Batch:
         self.choosing = [work.sequence for work in works if work.chooses]
         self._ends = list(accumulate(work.num_logits for work in works))
         self._logits = torch.empty(0)
+        self._last = torch.empty(0)
 
     def compute(self, runner: ModelRunner) -> list[Choice]:
         """Run the model, and choose the next token of each sequence that is complete, in order."""
         self._logits = runner.forward([_chunk(work) for work in self.works])
         last = [end - 1 for end, work in zip(self._ends, self.works, strict=True) if work.chooses]
+        self._last = self._logits if len(last) == len(self._logits) else self._logits[last]
         self._collect_prompts()
-        return _choose(self._logits if len(last) == len(self._logits) else self._logits[last], self.choosing)
+        return _choose(self._last, self.choosing)
+
+    def choose_more(self, first: Sequence, others: Seq[Sequence]) -> list[Choice]:
+        """Choose the next token of ``others``, each for itself, after the tokens that ``first`` began with."""
+        row = self._last[self.choosing.index(first)]
+        return _choose(row.expand(len(others), -1), others)
 
     def _collect_prompts(self) -> None:
         """Take note how likely the tokens of prompts were, for those that ask for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
@@ -55,16 +55,17 @@ class Loop:
         self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence in."""
-        self._open[sequence.number] = sequence
+        """Take a new sequence in, with its forks."""
+        self._open.update((one.number, one) for one in (sequence, *sequence.forks))
         self._scheduler.add(sequence)
         with self._blaming(sequence):
             self._prefix.ask_ahead(sequence)
 
-    def cancel(self, number: int) -> None:
-        """End the sequence of that number, if it is still open."""
-        if sequence := self._open.get(number):
-            self._finish(sequence, "cancelled")
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """End the sequences of those numbers that are still open."""
+        for number in numbers:
+            if sequence := self._open.get(number):
+                self._finish(sequence, "cancelled")
 
     def end(self, failure: str) -> None:
         """End every sequence; what was computed is stored, unless a ``failure`` made it doubtful."""
@@ -106,8 +107,9 @@ class Loop:
         self._prefix.store_all()
         self._prefix.pool.check()
         self._scheduler.check()
-        if len(self._open) != len(self._scheduler.waiting) + len(self._scheduler.running):
-            raise InvariantError("an open sequence neither waits nor runs")
+        known = [*self._scheduler.waiting, *self._scheduler.running]
+        if len(self._open) != len(known) + sum(len(sequence.forks) for sequence in known):
+            raise InvariantError("an open sequence neither waits nor runs nor is to be forked")
 
     def _admit(self) -> bool:
         num_admitted = 0
@@ -200,6 +202,7 @@ class Loop:
         ended = self._accept_all(choices)
         self._publish(works)
         self._compare(batch.choosing)
+        ended += self._fork(batch)
         for sequence, reason in ended:
             self._finish(sequence, reason)
 
@@ -213,10 +216,19 @@ class Loop:
                     ended.append((choice.sequence, reason))
         return ended
 
+    def _fork(self, batch: Batch) -> list[tuple[Sequence, Reason]]:
+        """Begin the further answers to prompts that are complete now; returns those that end at once."""
+        ended: list[tuple[Sequence, Reason]] = []
+        for sequence in batch.choosing:
+            if sequence.forks:
+                with self._blaming(sequence):
+                    ended += self._accept_all(batch.choose_more(sequence, self._scheduler.fork(sequence)))
+        return ended
+
     def _tell_of_prompt(self, sequence: Sequence) -> None:
         if (collector := sequence.prompt_logprobs) is not None:
             sequence.prompt_logprobs = None
-            sequence.on_event(Delta("", (), prompt_logprobs=collector.found))
+            sequence.on_event(Delta("", (), prompt_logprobs=collector.found, index=sequence.index))
 
     def _accept(self, choice: Choice) -> Reason | None:
         """Add a chosen token and tell the caller; returns why the sequence ends here, if it does."""
@@ -230,7 +242,7 @@ class Loop:
         since_s = sequence.times.note_token(self._clock.monotonic_s())
         text, is_stopped = sequence.text.add(token)
         likely = () if choice.logprobs is None else (choice.logprobs,)
-        sequence.on_event(Delta(text, (token,), since_s, likely))
+        sequence.on_event(Delta(text, (token,), since_s, likely, index=sequence.index))
         if is_stopped:
             return "stop"
         is_full = len(sequence.tokens) >= self._model.context_tokens
@@ -249,7 +261,7 @@ class Loop:
                     self._verifier.compare(sequence)
 
     def _finish(self, sequence: Sequence, reason: Reason, error: str | None = None) -> None:
-        """End ``sequence``, once: give back all it holds, then tell the caller."""
+        """End ``sequence``, once: give back all it holds, then tell the caller. What it was to fork ends too."""
         if self._open.pop(sequence.number, None) is None:
             return
         self._verifier.dismiss(sequence)
@@ -263,10 +275,12 @@ class Loop:
             _log.exception("a request's account could not be kept")
         try:
             if rest := sequence.text.flush():
-                sequence.on_event(Delta(rest, ()))
-            sequence.on_event(Finished(reason, usage, error))
+                sequence.on_event(Delta(rest, (), index=sequence.index))
+            sequence.on_event(Finished(reason, usage, error, sequence.index))
         except Exception:  # noqa: BLE001 - a caller that is gone must not end other requests
             _log.exception("a caller's on_event failed")
+        while sequence.forks:  # there is no prompt for them to go on from
+            self._finish(sequence.forks.pop(0), reason, error)
 
     @contextmanager
     def _blaming(self, sequence: Sequence) -> Iterator[None]:

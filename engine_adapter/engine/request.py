@@ -13,6 +13,7 @@ from kvstore.errors import RequestError
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
+MAX_ANSWERS = 128
 MAX_NAME_CHARACTERS = 1024
 COMPUTED = "computed"
 
@@ -62,7 +63,8 @@ class Sampling:
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 do not restrict. ``seed`` makes the
     choice repeatable. ``stop`` strings end the text before them. ``max_tokens`` ``None`` goes on
-    to the end of the context.
+    to the end of the context. ``n`` answers are given to the prompt, which is computed once; with a
+    ``seed``, each has its own: ``seed`` plus its index.
 
     ``logprobs`` asks how likely each chosen token was, and which were the likeliest, so many of them;
     ``prompt_logprobs`` asks the same of the prompt's tokens: then all of it is computed and nothing looked
@@ -78,6 +80,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature <= 100, "temperature", "must be a number from 0 to 100")
@@ -85,6 +88,7 @@ class Sampling:
         _require(self.top_k >= 0, "top_k", "must be 0 (no limit) or more")
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be 1 or more")
+        _require(1 <= self.n <= MAX_ANSWERS, "n", f"must be from 1 to {MAX_ANSWERS}")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:
             fits = 1 <= len(text) <= MAX_STOP_CHARACTERS
@@ -176,7 +180,8 @@ class Usage:
 
     ``tokens_by_source`` says where each prompt token's keys and values came from: ``computed``
     or the tier they were taken from. Its values add up to ``prompt_tokens`` once the whole prompt
-    was processed, and to less when the request ended before. ``queue_s`` is the time until
+    was processed, and to less when the request ended before. Of several answers the first one counts the
+    prompt: where another goes on from its blocks, it has no sources of its own. ``queue_s`` is the time until
     admission, ``ttft_s`` until the first token, both from submission; ``itl_s`` is the mean time
     between tokens; ``load_s`` runs from the first load's start to the last one's arrival. ``planned``
     is there when a lower tier had blocks of the prompt.
@@ -222,7 +227,7 @@ class Delta:
     Text held back until the end comes in a last delta without tokens. ``since_previous_s`` is
     the time since the token before, ``None`` for the first token. ``logprobs`` is there
     when it was asked for, one for each token; ``prompt_logprobs`` likewise, in a delta without tokens
-    that comes before all others.
+    that comes before all others of the first answer. ``index`` is the answer's, from 0.
     """
 
     text: str
@@ -235,7 +240,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request. ``error`` says what went wrong when ``reason`` is ``error``."""
+    """The last event of each answer. ``error`` says what went wrong when ``reason`` is ``error``."""
 
     reason: Reason
     usage: Usage

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.forking import fork
 from engine_adapter.engine.ownership import Owner
 from engine_adapter.engine.pace import Pace
 from engine_adapter.engine.prefix import PrefixCache
@@ -85,6 +86,22 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._prefix.detach(sequence)
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let the further answers to a complete prompt run from where it ends; returns those that do.
+
+        Those for which there is no room now wait for it as others do, and then share what is cached.
+        """
+        forked = []
+        while sequence.forks:
+            other = sequence.forks.pop(0)
+            is_free = len(self.running) < self._config.max_sequences
+            if is_free and fork(self._prefix, sequence, other, num_spare=len(self.running)):
+                self.running.append(other)
+                forked.append(other)
+            else:
+                self.add(other)
+        return forked
 
     def make_room(self) -> list[Sequence]:
         """Give each decoding sequence a block for its next token, preempting the youngest if need be.

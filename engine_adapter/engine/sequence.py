@@ -56,17 +56,23 @@ class Sequence:
         text: TextStream,
         submitted_s: float,
         mode: Mode = Mode.SERVE,
+        index: int = 0,
     ) -> None:
+        """``index`` is that of the answer, among those to the same prompt."""
         self.number = number
+        self.index = index
+        self.forks: list[Sequence] = []
+        """Further answers to the prompt, until it is complete and they go on from there."""
+        self.is_fork = False
         self.request = request
         self.on_event = on_event
         self.text = text
-        self.sampler = Sampler(request.sampling)
+        self.sampler = Sampler(request.sampling, index)
         self.times = Times(submitted_s)
         self.cache = CacheUse.OFF if mode is Mode.OFF else request.cache
         self.prompt_logprobs: PromptCollector | None = None
         """Until they are told, where they are asked for: then the whole prompt is computed here."""
-        if (num_top := request.sampling.prompt_logprobs) is not None:
+        if (num_top := request.sampling.prompt_logprobs) is not None and not index:
             self.prompt_logprobs = PromptCollector(num_top)
             self.cache = self.cache.without_reading
         self.tokens = list(request.prompt_ids)

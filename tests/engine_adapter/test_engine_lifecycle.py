@@ -48,6 +48,8 @@ from tests.eventually import eventually
         ({"seed": 2**63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": -1}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"stop": ("",)}, "stop"),

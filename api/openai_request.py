@@ -48,6 +48,7 @@ def engine_request(fields: GenerationFields, prompt_ids: Sequence[int]) -> Reque
             session=fields.kv.session,
             end_session=fields.kv.end_session,
             expected_pause_s=fields.kv.expected_pause_s,
+            priority=fields.priority or 0,
         )
     except RequestError as error:
         raise RequestError(_body_field(fields, error.param), error.reason) from None

@@ -69,6 +69,7 @@ class GenerationFields(BaseModel):
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
     n: int | None = None
+    priority: int | None = None
     cache_salt: Text | None = None
     kv: KvFields = KvFields()
 

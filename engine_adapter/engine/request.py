@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
+MAX_PRIORITY = 2**31 - 1
 MAX_NAME_CHARACTERS = 1024
 COMPUTED = "computed"
 
@@ -104,6 +105,7 @@ class Request:
     """One prompt (token ids) to be continued. Raises ``RequestError`` for values out of range.
 
     ``mode`` is the engine's own unless the request names one.
+    A request with a smaller ``priority`` goes first, however long others have waited.
     ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
     ends the blocks this request leaves behind. ``session``, ``end_session`` and
     ``expected_pause_s`` tell policies when the prefix will be wanted again.
@@ -118,12 +120,14 @@ class Request:
     session: str | None = None
     end_session: bool = False
     expected_pause_s: float | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
         _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
         _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
+        _require(abs(self.priority) <= MAX_PRIORITY, "priority", "must fit in 32 bits")
         session_fits = self.session is None or 1 <= len(self.session) <= MAX_NAME_CHARACTERS
         _require(session_fits, "session", f"has 1 to {MAX_NAME_CHARACTERS} characters")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
+from operator import attrgetter
 
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
@@ -15,6 +16,7 @@ from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 
+_rank = attrgetter("rank")
 # Of prompts whose every token is told about: a row of logits is as long as the vocabulary.
 _MOST_PROMPT_LOGITS = 128
 
@@ -44,19 +46,20 @@ class Work:
 
 
 class Scheduler:
-    """First come, first served; running sequences decode first, the rest of a step is prefill.
+    """By priority, then first come, first served; running sequences decode first, the rest is prefill.
 
     ::
 
         add ──> waiting ──admit──> running ──remove──>
                    ^                  │
-                   └────preempted─────┘   (the youngest, when no block is left for an older one)
+                   └────preempted─────┘   (the last in rank, when no block is left for another)
 
-    ``running`` is in order of admission. Used by the engine's thread alone.
+    Both are in order of rank: priority, then age. Whoever is first of all goes on until it ends. A class of
+    worse priority gets what better ones leave; nobody rises by waiting. Used by the engine's thread alone.
     """
 
     def __init__(self, prefix: PrefixCache, costs: CostBook, config: EngineConfig, clock: Clock) -> None:
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preempted = 0
         self._prefix = prefix
@@ -65,8 +68,8 @@ class Scheduler:
         self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
-        """Queue ``sequence`` behind all others."""
-        self.waiting.append(sequence)
+        """Queue ``sequence`` by its rank."""
+        insort(self.waiting, sequence, key=_rank)
 
     def admit(self) -> Sequence | None:
         """Admit the first in the queue, with the blocks of its prefill; ``None``: not now."""
@@ -75,8 +78,8 @@ class Scheduler:
         # One block for each running sequence, lest the newcomer be preempted at once.
         if not self._prefix.attach(self.waiting[0], num_spare=len(self.running)):
             return None
-        sequence = self.waiting.popleft()
-        self.running.append(sequence)
+        sequence = self.waiting.pop(0)
+        insort(self.running, sequence, key=_rank)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
@@ -97,14 +100,14 @@ class Scheduler:
             other = sequence.forks.pop(0)
             is_free = len(self.running) < self._config.max_sequences
             if is_free and fork(self._prefix, sequence, other, num_spare=len(self.running)):
-                self.running.append(other)
+                insort(self.running, other, key=_rank)
                 forked.append(other)
             else:
                 self.add(other)
         return forked
 
     def make_room(self) -> list[Sequence]:
-        """Give each decoding sequence a block for its next token, preempting the youngest if need be.
+        """Give each decoding sequence a block for its next token, preempting the last if need be.
 
         Returns the sequences that cannot go on: they need more blocks than there are.
         """
@@ -155,6 +158,9 @@ class Scheduler:
             "no sequence has a block twice": all(
                 len(set(sequence.blocks)) == len(sequence.blocks) for sequence in self.running
             ),
+            "all are in order of rank": all(
+                queue == sorted(queue, key=_rank) for queue in (self.waiting, self.running)
+            ),
             "positions computed have blocks": all(
                 sequence.num_computed <= min(len(sequence.tokens), len(sequence.blocks) * step)
                 for sequence in self.running
@@ -197,9 +203,10 @@ class Scheduler:
         return max(0.0, sequence.planning.loaded_by_s - self._clock.monotonic_s())
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send ``sequence`` back to the front of the queue, to compute its tokens again."""
+        """Send ``sequence`` back to the queue, to take its tokens up again from what is left in the cache."""
         self.num_preempted += 1
         self.running.remove(sequence)
         self._prefix.detach(sequence)
         sequence.restart()
-        self.waiting.appendleft(sequence)
+        self.add(sequence)
+

@@ -99,6 +99,11 @@ class Sequence:
         """The first block that no tier had, as it was when computing began."""
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among all: who has the smaller rank goes first."""
+        return self.request.priority, self.number
+
+    @property
     def num_generated(self) -> int:
         """Tokens chosen so far."""
         return len(self.tokens) - self.num_prompt

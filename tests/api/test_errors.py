@@ -67,6 +67,8 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"kv": {"ttl": 5}}, "kv.ttl"),
         ({"kv": []}, "kv"),
         ({"temprature": 1}, "temprature"),
+        ({"priority": 2**40}, "priority"),
+        ({"priority": "high"}, "priority"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"n": 40}, "n"),

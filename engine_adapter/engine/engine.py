@@ -101,10 +101,12 @@ class Engine:
         n, mode = request.sampling.n, request.mode or self.mode
         texts = [self._texts.start(request.sampling.stop) for _ in range(n)]
         with self._lock:
-            num_open = self._num_submitted - self._loop.tally.num_finished
-            if num_open + n > self.config.max_sequences + self.config.max_waiting:
-                raise OverloadedError(self.config.max_waiting)
             now_s, number = self._clock.monotonic_s(), self._num_submitted
+            num_open = number - self._loop.tally.num_finished
+            num_missing = num_open + n - self.config.max_sequences - self.config.max_waiting
+            if num_missing > 0:
+                retry_after_s = self._loop.departures.next_s(now_s, num_missing)
+                raise OverloadedError(self.config.max_waiting, retry_after_s)
             first, *others = (
                 Sequence(number + index, request, on_event, text, now_s, mode, index)
                 for index, text in enumerate(texts)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
 from engine_adapter.engine.batch import Batch, Choice
+from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
@@ -44,6 +45,7 @@ class Loop:
         clock: Clock,
     ) -> None:
         self.tally = Tally()
+        self.departures = Departures()
         self._accounts = accounts
         self._planner = planner
         self._verifier = verifier
@@ -57,6 +59,7 @@ class Loop:
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in, with its forks."""
         self._open.update((one.number, one) for one in (sequence, *sequence.forks))
+        self.departures.began(self._clock.monotonic_s())
         self._scheduler.add(sequence)
         with self._blaming(sequence):
             self._prefix.ask_ahead(sequence)
@@ -269,6 +272,7 @@ class Loop:
         self._scheduler.remove(sequence)
         usage = sequence.usage()
         self.tally.add(reason, usage)
+        self.departures.ended(self._clock.monotonic_s(), is_last=not self._open)
         try:
             self._accounts.ended(sequence, reason, usage)
         except Exception:  # noqa: BLE001 - likewise

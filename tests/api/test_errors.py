@@ -18,6 +18,7 @@ from api.service import create_app
 from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.assemble import Serving, assemble
+from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.request import Request, Sampling
 from kvstore.errors import OverloadedError
 
@@ -239,7 +240,10 @@ def test_only_the_token_opens_the_service(serving: Serving, make_settings: Calla
         assert client.post("/v1/completions", json=COMPLETION, headers=allowed).status_code == 200
 
 
-def test_a_full_queue_is_429(make_settings: Callable[..., Settings]) -> None:
+def test_a_full_queue_is_429_and_says_when_to_come_back(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Departures, "next_s", lambda *_: 4.2)
     settings = make_settings(max_sequences=1, max_waiting=1)
     with (
         closing(assemble(serving_config(settings))) as serving,
@@ -249,7 +253,7 @@ def test_a_full_queue_is_429(make_settings: Callable[..., Settings]) -> None:
         handles = [serving.engine.submit(long, lambda _: None) for _ in range(2)]
         response = client.post("/v1/completions", json=COMPLETION)
         assert error_of(response, 429)["type"] == "rate_limit_error"
-        assert response.headers["retry-after"] == "1"
+        assert response.headers["retry-after"] == "5"
         for handle in handles:
             serving.engine.cancel(handle)
 

@@ -116,8 +116,9 @@ def test_too_many_requests_are_refused_and_later_ones_served(make_rig: MakeRig) 
     accepted = [Events() for _ in range(3)]
     for events in accepted:
         rig.engine.submit(greedy(prompt_of(8, 1), 30), events)
-    with pytest.raises(OverloadedError):
+    with pytest.raises(OverloadedError) as refused:
         rig.engine.submit(greedy(prompt_of(8, 1)), Events())
+    assert (refused.value.num_waiting, refused.value.retry_after_s) == (2, 1.0)
 
     assert [events.finished().reason for events in accepted] == ["length"] * 3
     assert rig.engine.generate(greedy(prompt_of(8, 1))).reason == "length"

@@ -9,19 +9,18 @@ from contextlib import contextmanager
 from engine_adapter.engine.accounts import Accounts
 from engine_adapter.engine.batch import Batch, Choice
 from engine_adapter.engine.departures import Departures
+from engine_adapter.engine.finding import Finder
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
-from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Mode, Reason
+from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Reason
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.verifying import Verifier
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
-from kvstore.leases import Hit
-from policies.planning import is_loadable
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +48,7 @@ class Loop:
         self._accounts = accounts
         self._planner = planner
         self._verifier = verifier
+        self._finder = Finder(prefix, planner, verifier, accounts, clock)
         self._open: dict[int, Sequence] = {}
         self._model = model
         self._runner = runner
@@ -121,56 +121,14 @@ class Loop:
             if sequence.times.admitted_s is None:
                 sequence.times.admitted_s = self._clock.monotonic_s()
             with self._blaming(sequence):
-                self._look_up(sequence)
+                self._finder.look_up(sequence)
         return num_admitted > 0
-
-    def _look_up(self, sequence: Sequence) -> None:
-        """Find what can be loaded, and let it be."""
-        hit = self._prefix.look_up(sequence)
-        if hit is None:
-            return
-        sequence.ownership.offer(hit)
-        self._accounts.looked_up(sequence, hit)
-        is_first = sequence.planning is None and sequence.ownership.is_open(0)
-        if sequence.mode is Mode.VERIFY and is_first and self._verifier.selects():
-            self._verify(sequence, hit)
-        if sequence.inquiry is not None and not sequence.inquiry.done():
-            sequence.answer_due_s = self._clock.monotonic_s() + self._planner.answer_s(sequence)
-
-    def _verify(self, sequence: Sequence, hit: Hit) -> None:
-        sequence.is_served = False
-        tiers = sequence.ownership.tiers
-        self._verifier.summon(sequence, hit, lambda index: is_loadable(tiers[index]))
 
     def _collect(self) -> bool:
         has_moved = False
         for sequence in list(self._scheduler.running):
             with self._blaming(sequence):
-                has_moved |= self._hear_answer(sequence)
-                if sequence.ownership.num_loading:
-                    has_moved |= self._collect_for(sequence)
-        return has_moved
-
-    def _hear_answer(self, sequence: Sequence) -> bool:
-        """Look up once more what shared media have said by now, or when the lease is soon over."""
-        if sequence.is_decoding:
-            sequence.leave_tiers()
-            return False
-        inquiry = sequence.inquiry
-        has_answer = inquiry is not None and inquiry.done()
-        if has_answer:
-            sequence.inquiry, sequence.answer_due_s = None, None
-        if has_answer or self._prefix.is_lease_ending(sequence):
-            self._look_up(sequence)
-        return has_answer
-
-    def _collect_for(self, sequence: Sequence) -> bool:
-        times, now_s = sequence.times, self._clock.monotonic_s()
-        if times.load_started_s is None:
-            times.load_started_s = now_s
-        has_moved = self._prefix.collect(sequence, now_s)
-        if has_moved:
-            times.loaded_s = self._clock.monotonic_s()
+                has_moved |= self._finder.collect(sequence)
         return has_moved
 
     def _review(self) -> None:
@@ -294,5 +252,3 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - likewise
             _log.exception("a request failed")
             self._finish(sequence, "error", f"{type(error).__name__}: {error}")
-
-

@@ -12,9 +12,11 @@ from engine_adapter.engine.forking import fork
 from engine_adapter.engine.ownership import Owner
 from engine_adapter.engine.pace import Pace
 from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
+from policies.preemption import bring_back_s
 
 _rank = attrgetter("rank")
 # Of prompts whose every token is told about: a row of logits is as long as the vocabulary.
@@ -52,7 +54,7 @@ class Scheduler:
 
         add ──> waiting ──admit──> running ──remove──>
                    ^                  │
-                   └────preempted─────┘   (the last in rank, when no block is left for another)
+                   └────preempted─────┘   (one of the last, when no block is left for another)
 
     Both are in order of rank: priority, then age. Whoever is first of all goes on until it ends. A class of
     worse priority gets what better ones leave; nobody rises by waiting. Used by the engine's thread alone.
@@ -107,7 +109,7 @@ class Scheduler:
         return forked
 
     def make_room(self) -> list[Sequence]:
-        """Give each decoding sequence a block for its next token, preempting the last if need be.
+        """Give each decoding sequence a block for its next token, preempting others if need be.
 
         Returns the sequences that cannot go on: they need more blocks than there are.
         """
@@ -119,7 +121,7 @@ class Scheduler:
                 exhausted.append(sequence)
                 continue
             while sequence in self.running and not self._prefix.grow(sequence):
-                self._preempt(self.running[-1])
+                self._preempt(self._victim())
         return exhausted
 
     def plan(self) -> list[Work]:
@@ -201,6 +203,25 @@ class Scheduler:
         if sequence.planning is None or sequence.ownership.owner(index) is not Owner.LOAD:
             return None
         return max(0.0, sequence.planning.loaded_by_s - self._clock.monotonic_s())
+
+    def _victim(self) -> Sequence:
+        """Return who gives way: of the worst priority whoever is brought back soonest, then the youngest.
+
+        The first in rank does only when it is alone, so that somebody always goes on to the end.
+        """
+        others = self.running[1:] or self.running
+        worst = others[-1].request.priority
+        candidates = [sequence for sequence in others if sequence.request.priority == worst]
+        return min(reversed(candidates), key=self._bring_back_s)
+
+    def _bring_back_s(self, sequence: Sequence) -> float:
+        if (compute := self._costs.compute()) is None:
+            return 0.0
+        shape, chunk_tokens = self._prefix.pool.shape, self._config.max_batched_tokens
+        kept = self._costs.loads(self._clock.monotonic_s()) if sequence.cache is CacheUse.ON else {}
+        return bring_back_s(
+            sequence.num_computed, compute, kept.values(), shape.block_tokens, shape.block_bytes, chunk_tokens
+        )
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send ``sequence`` back to the queue, to take its tokens up again from what is left in the cache."""

@@ -35,6 +35,12 @@ class Times:
             return None
         return now_s - previous_s
 
+    def note_load(self, began_s: float, arrived_s: float | None) -> None:
+        """Record that loads are under way, and the last arrival; nothing once there is a token."""
+        if self.first_token_s is None:
+            self.load_started_s = began_s if self.load_started_s is None else self.load_started_s
+            self.loaded_s = self.loaded_s if arrived_s is None else arrived_s
+
 
 class Sequence:
     """Tokens, the blocks that hold their keys and values, and how far computing has come.
@@ -151,11 +157,11 @@ class Sequence:
         )
 
     def _planned(self) -> Planned | None:
-        if self.planning is None:
-            return None
+        planning, first_token_s = self.planning, self.times.first_token_s
+        if planning is None or (first_token_s is not None and planning.first_s > first_token_s):
+            return None  # or it was planned for when it came back, which is not about the prompt
         num_failed = self.num_failed + self.ownership.num_taken_over
-        first_token_s = self.times.first_token_s
-        return self.planning.told(self.mode, first_token_s, is_served=self.is_served, num_failed=num_failed)
+        return planning.told(self.mode, first_token_s, is_served=self.is_served, num_failed=num_failed)
 
 
 def _since(start_s: float | None, end_s: float | None) -> float | None:

@@ -306,3 +306,26 @@ def test_who_is_preempted_comes_back_before_newer_ones_of_its_class_alone(make_d
         desk.turn()
 
     assert desk.scheduler.waiting == [better, younger, newer]
+
+
+def test_who_is_brought_back_soonest_gives_way_before_a_younger_one(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=10, max_batched_tokens=64)
+    desk.learn_cost(step_s=0.001, token_s=0.001)
+    first, short, long = (desk.add(prompt_of(num, num), CacheUse.OFF) for num in (2, 3, 19))
+
+    while not desk.scheduler.num_preempted:
+        desk.turn()
+
+    assert (desk.scheduler.running, desk.scheduler.waiting) == ([first, long], [short])
+
+
+def test_the_first_of_all_never_gives_way(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=8, max_batched_tokens=64)
+    desk.learn_cost(step_s=0.001, token_s=0.001)
+    first = desk.add(prompt_of(2, 1), CacheUse.OFF)
+    for seed in (2, 3):
+        desk.add(prompt_of(9, seed), CacheUse.OFF)
+
+    while len(first.tokens) < 8 * BLOCK:
+        assert first.number in [number for number, _, _ in desk.turn()]
+    assert desk.scheduler.num_preempted > 0

@@ -10,7 +10,7 @@ from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.forking import fork
 from engine_adapter.engine.ownership import Owner
-from engine_adapter.engine.pace import Pace
+from engine_adapter.engine.pace import Pace, calm_s, decoding
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
@@ -133,7 +133,8 @@ class Scheduler:
         ]
         budget = self._config.max_batched_tokens - len(works)
         logits = _MOST_PROMPT_LOGITS
-        pace = Pace(self._costs.compute(), self._prefix.pool.shape.block_tokens)
+        cost = self._costs.compute()
+        pace = Pace(cost, self._prefix.pool.shape.block_tokens, calm_s(cost, decoding(self.running)))
         elsewhere: set[bytes] = set()
         prefills = [sequence for sequence in self.running if not sequence.is_decoding]
         num_behind = len(prefills) + len(self.waiting)
@@ -230,4 +231,3 @@ class Scheduler:
         self._prefix.detach(sequence)
         sequence.restart()
         self.add(sequence)
-

@@ -56,7 +56,7 @@ class Reply(Protocol):
 
 
 def closing(last: dict[str, Any], usage: Usage, includes_usage: bool) -> list[dict[str, Any]]:
-    """Return the chunks that end a stream, the ``last`` answer's end first; the last of them carries ``kv``."""
+    """Return the chunks that end a stream, the ``last`` answer's end first; the last carries ``kv``."""
     if not includes_usage:
         return [{**last, "kv": kv_body(usage)}]
     return [last, {**last, "choices": [], "usage": usage_body(usage), "kv": kv_body(usage)}]
@@ -90,7 +90,7 @@ class CompletionReply(_Envelope):
         body = self.around("cmpl", "text_completion", choices)
         return {**body, "usage": usage_body(usage), "kv": kv_body(usage)}
 
-    def opening(self, num_answers: int) -> list[dict[str, Any]]:  # noqa: ARG002 - there is nothing before the text
+    def opening(self, num_answers: int) -> list[dict[str, Any]]:  # noqa: ARG002 - no text yet
         return []
 
     def piece(self, delta: Delta) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Batch:
         return _choose(self._last, self.choosing)
 
     def choose_more(self, first: Sequence, others: Seq[Sequence]) -> list[Choice]:
-        """Choose the next token of ``others``, each for itself, after the tokens that ``first`` began with."""
+        """Choose the next token of ``others``, each for itself, after the prompt that ``first`` has."""
         row = self._last[self.choosing.index(first)]
         return _choose(row.expand(len(others), -1), others)
 

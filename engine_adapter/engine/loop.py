@@ -222,7 +222,7 @@ class Loop:
                     self._verifier.compare(sequence)
 
     def _finish(self, sequence: Sequence, reason: Reason, error: str | None = None) -> None:
-        """End ``sequence``, once: give back all it holds, then tell the caller. What it was to fork ends too."""
+        """End ``sequence``, once: give back all it holds, then tell the caller; its forks to be end too."""
         if self._open.pop(sequence.number, None) is None:
             return
         self._verifier.dismiss(sequence)

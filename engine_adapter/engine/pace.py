@@ -99,6 +99,6 @@ class Pace:
 
 
 def _fitting(cost: ComputeCost, start: int, end: int, rest_s: float) -> int:
-    """Return how far computing comes from ``start`` in ``rest_s``, at least to ``start`` and at most to ``end``."""
+    """Return how far computing comes from ``start`` in ``rest_s``, at most to ``end``."""
     chunks_s = [cost.marginal_s(start, until) for until in range(start + 1, end + 1)]
     return start + bisect_right(chunks_s, rest_s)

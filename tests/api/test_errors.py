@@ -21,6 +21,7 @@ from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.request import Request, Sampling
 from kvstore.errors import OverloadedError
+from tests.api.conftest import CONTEXT_TOKENS
 
 MODEL = "tiny-llama"
 COMPLETION = {"model": MODEL, "prompt": "the cat", "max_tokens": 2}
@@ -198,6 +199,30 @@ def test_a_prompt_beyond_the_context_says_its_length(client: TestClient) -> None
     error = error_of(client.post("/v1/completions", json={**COMPLETION, "prompt": [5] * 2000}), 400)
     assert error["code"] == "context_length_exceeded"
     assert "2000 tokens exceed" in error["message"]
+
+
+def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_less_has_an_answer_of_one(
+    client: TestClient,
+) -> None:
+    whole = {**COMPLETION, "prompt": [5] * CONTEXT_TOKENS}
+    error = error_of(client.post("/v1/completions", json=whole), 400)
+    assert "512 tokens exceed the 511 that the model's context beside an answer holds" in error["message"]
+    answer = client.post("/v1/completions", json={**whole, "prompt": [5] * 511, "ignore_eos": True}).json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_more_answers_than_the_pool_holds_are_refused(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(device_bytes="144KiB")
+    with (
+        closing(assemble(serving_config(settings))) as serving,
+        TestClient(create_app(serving, settings)) as client,
+    ):
+        body = {**COMPLETION, "prompt": [5] * 500, "n": 8}
+        error = error_of(client.post("/v1/completions", json=body), 400)
+        assert error["param"] == "n"
+        assert error["message"] == "n: 8 answers need 39 blocks; the device pool has 36"
+        assert client.post("/v1/completions", json={**body, "n": 2}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,6 @@ def several(prompt: Sequence[int], n: int, num_tokens: int = 12, **options: Any)
     return Request(prompt, Sampling(n=n, **wanted), cache)
 
 
-def ended(events: Events) -> list[Finished]:
-    return [event for event in events.seen if isinstance(event, Finished)]
-
-
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count the tokens that models compute, as ``prefill`` and ``decode``."""
@@ -112,7 +108,7 @@ def test_whole_blocks_are_shared_and_the_rest_is_each_ones_own(
     rig.engine.check()
     assert len(held) == num_blocks
     rig.engine.cancel(handle)
-    eventually(lambda: len(ended(events)) == 4)
+    events.answers(4)
 
 
 def test_who_reads_nothing_shares_no_block_that_others_published(
@@ -136,9 +132,7 @@ def test_cancelling_ends_all_answers(make_rig: MakeRig, num_tokens: int) -> None
 
     rig.engine.cancel(handle)
 
-    eventually(lambda: len(ended(events)) == 4)
-    assert {end.reason for end in ended(events)} == {"cancelled"}
-    assert sorted(end.index for end in ended(events)) == [0, 1, 2, 3]
+    assert [answer.reason for answer in events.answers(4)] == ["cancelled"] * 4
 
 
 @pytest.mark.parametrize("cache", [CacheUse.ON, CacheUse.WRITE])

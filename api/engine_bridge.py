@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from engine_adapter.engine.request import Delta, Event, Finished, OnEvent, Request
+from engine_adapter.engine.request import Event, Finished, OnEvent, Request
 
 
 class Submits(Protocol):
@@ -29,22 +30,24 @@ class RunningRequest:
     """
 
     def __init__(self, engine: Submits, request: Request, observe: OnEvent) -> None:
+        self.num_answers = request.sampling.n
         self._engine = engine
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._handle = engine.submit(request, self._on_event)
 
-    async def next_event(self) -> Event:
-        """Wait for the next event; ``Finished`` is the last there is."""
-        return await self._events.get()
+    async def events(self) -> AsyncIterator[Event]:
+        """Yield the events as they come, to the end of the last answer."""
+        num_open = self.num_answers
+        while num_open:
+            event = await self._events.get()
+            num_open -= isinstance(event, Finished)
+            yield event
 
-    async def whole(self) -> tuple[str, Finished]:
-        """Wait for the end; return the whole text and the last event."""
-        texts = []
-        while isinstance(event := await self.next_event(), Delta):
-            texts.append(event.text)
-        return "".join(texts), event
+    async def all_events(self) -> list[Event]:
+        """Wait for the end of the last answer, and return all events."""
+        return [event async for event in self.events()]
 
     def cancel(self) -> None:
         """Tell the engine that nobody listens any more."""

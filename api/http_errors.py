@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ _REASONS = {
     "model_attributes_type": "must be an object",
     "too_short": "must not be empty",
 }
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}}
 
 
 def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def own_error(_: Request, error: Exception) -> Response:
         status, body = error_answer(error)
-        return JSONResponse(body, status, _HEADERS.get(status))
+        return JSONResponse(body, status, _headers(error))
 
     for kind, *_ in ERRORS:
         app.add_exception_handler(kind, own_error)
@@ -87,6 +88,10 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:
         return JSONResponse(_validation_body(request, error.errors()), 400)
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    return {"Retry-After": f"{math.ceil(error.retry_after_s)}"} if isinstance(error, OverloadedError) else {}
 
 
 def _validation_body(request: Request, faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

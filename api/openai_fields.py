@@ -10,16 +10,14 @@ from kvstore.errors import RequestError
 # A field that would change the answer, with the values under which it does not.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "audio": (None,),
-    "best_of": (None, 1),
+    "best_of": (None, 1),  # of chats; a completion takes it
     "echo": (None, False),
     "frequency_penalty": (None, 0),
     "function_call": (None, "none", "auto"),
     "functions": (None, []),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "moderation": (None,),
-    "n": (None, 1),
     "prediction": (None,),
     "presence_penalty": (None, 0),
     "reasoning_effort": (None,),
@@ -27,7 +25,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
+    "top_logprobs": (None, 0),  # of completions; a chat takes it
     "verbosity": (None,),
     "web_search_options": (None,),
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from api.kv_reply import plan_body
-from engine_adapter.engine.request import Reason, Usage
+from api.openai_logprobs import TokenTexts, chat_logprobs, completion_logprobs, prompt_logprobs_body
+from engine_adapter.engine.request import Completion, Delta, Finished, Reason, TokenLogprobs, Usage
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -34,29 +36,37 @@ def kv_body(usage: Usage) -> dict[str, Any]:
 
 
 class Reply(Protocol):
-    """How one kind of answer is written down."""
+    """How one kind of answer is written down. A request may have several, numbered by their ``index``."""
 
-    def whole(self, text: str, reason: Reason, usage: Usage) -> dict[str, Any]:
-        """Return the answer in one piece."""
+    def whole(self, answers: Sequence[Completion], usage: Usage) -> dict[str, Any]:
+        """Return the answers in one piece."""
         ...
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self, num_answers: int) -> list[dict[str, Any]]:
         """Return the chunks that come before any text."""
         ...
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """Return a chunk with more text."""
+    def piece(self, delta: Delta) -> dict[str, Any]:
+        """Return a chunk with more text, or with how likely tokens were whose text is yet to come."""
         ...
 
-    def closing(self, reason: Reason, usage: Usage, includes_usage: bool) -> list[dict[str, Any]]:
-        """Return the chunks that end the answer; the last of them carries ``kv``."""
+    def ending(self, end: Finished) -> dict[str, Any]:
+        """Return the chunk that ends one answer."""
         ...
+
+
+def closing(last: dict[str, Any], usage: Usage, includes_usage: bool) -> list[dict[str, Any]]:
+    """Return the chunks that end a stream, the ``last`` answer's end first; the last carries ``kv``."""
+    if not includes_usage:
+        return [{**last, "kv": kv_body(usage)}]
+    return [last, {**last, "choices": [], "usage": usage_body(usage), "kv": kv_body(usage)}]
 
 
 @dataclass(frozen=True)
 class _Envelope:
     model: str
     created_s: int
+    texts: TokenTexts
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def around(self, id_prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -69,50 +79,84 @@ class _Envelope:
         }
 
 
+@dataclass(frozen=True)
 class CompletionReply(_Envelope):
     """Answers of ``/v1/completions``."""
 
-    def whole(self, text: str, reason: Reason, usage: Usage) -> dict[str, Any]:
-        return {**self._chunk(text, reason), "usage": usage_body(usage), "kv": kv_body(usage)}
+    _told_characters: Counter[int] = field(default_factory=Counter)
 
-    def opening(self) -> list[dict[str, Any]]:
+    def whole(self, answers: Sequence[Completion], usage: Usage) -> dict[str, Any]:
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+        body = self.around("cmpl", "text_completion", choices)
+        return {**body, "usage": usage_body(usage), "kv": kv_body(usage)}
+
+    def opening(self, num_answers: int) -> list[dict[str, Any]]:  # noqa: ARG002 - no text yet
         return []
 
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._chunk(text, None)
+    def piece(self, delta: Delta) -> dict[str, Any]:
+        return self._chunk(self._choice(delta.index, delta.text, delta.logprobs, None))
 
-    def closing(self, reason: Reason, usage: Usage, includes_usage: bool) -> list[dict[str, Any]]:
-        return _closing(self._chunk("", reason), usage, includes_usage)
+    def ending(self, end: Finished) -> dict[str, Any]:
+        return self._chunk(self._choice(end.index, "", (), end.reason))
 
-    def _chunk(self, text: str, reason: Reason | None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self.around("cmpl", "text_completion", [choice])
+
+    def _whole_choice(self, index: int, answer: Completion) -> dict[str, Any]:
+        choice = self._choice(index, answer.text, answer.logprobs, answer.reason)
+        if answer.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs_body(answer.prompt_logprobs, self.texts)
+        return choice
+
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[TokenLogprobs], reason: Reason | None
+    ) -> dict[str, Any]:
+        logprobs = completion_logprobs(tokens, self.texts, self._told_characters[index]) if tokens else None
+        self._told_characters[index] += sum(len(self.texts.of(one.token)) for one in tokens)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 class ChatReply(_Envelope):
     """Answers of ``/v1/chat/completions``."""
 
-    def whole(self, text: str, reason: Reason, usage: Usage) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        answer = self.around("chatcmpl", "chat.completion", [choice])
-        return {**answer, "usage": usage_body(usage), "kv": kv_body(usage)}
+    def whole(self, answers: Sequence[Completion], usage: Usage) -> dict[str, Any]:
+        choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
+        body = self.around("chatcmpl", "chat.completion", choices)
+        if (prompt := answers[0].prompt_logprobs) is not None:
+            body["prompt_logprobs"] = prompt_logprobs_body(prompt, self.texts)
+        return {**body, "usage": usage_body(usage), "kv": kv_body(usage)}
 
-    def opening(self) -> list[dict[str, Any]]:
-        return [self._chunk({"role": "assistant", "content": ""}, None)]
+    def opening(self, num_answers: int) -> list[dict[str, Any]]:
+        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(num_answers)]
 
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._chunk({"content": text}, None)
+    def piece(self, delta: Delta) -> dict[str, Any]:
+        return self._chunk(delta.index, {"content": delta.text}, delta.logprobs)
 
-    def closing(self, reason: Reason, usage: Usage, includes_usage: bool) -> list[dict[str, Any]]:
-        return _closing(self._chunk({}, reason), usage, includes_usage)
+    def ending(self, end: Finished) -> dict[str, Any]:
+        return self._chunk(end.index, {}, reason=end.reason)
 
-    def _chunk(self, delta: Mapping[str, str], reason: Reason | None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": dict(delta), "logprobs": None, "finish_reason": reason}
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, str],
+        tokens: Sequence[TokenLogprobs] = (),
+        reason: Reason | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": dict(delta),
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": reason,
+        }
         return self.around("chatcmpl", "chat.completion.chunk", [choice])
 
+    def _whole_choice(self, index: int, answer: Completion) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": answer.reason,
+        }
 
-def _closing(last: dict[str, Any], usage: Usage, includes_usage: bool) -> list[dict[str, Any]]:
-    if not includes_usage:
-        return [{**last, "kv": kv_body(usage)}]
-    return [last, {**last, "choices": [], "usage": usage_body(usage), "kv": kv_body(usage)}]
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        return chat_logprobs(tokens, self.texts) if tokens else None

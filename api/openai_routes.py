@@ -14,9 +14,11 @@ from api.context import Context
 from api.engine_bridge import RunningRequest
 from api.event_stream import EventStreamResponse, data_event
 from api.http_errors import error_body, status_response
-from api.openai_reply import ChatReply, CompletionReply, Reply
-from api.openai_request import check_fields, engine_request
+from api.openai_logprobs import TokenTexts
+from api.openai_reply import ChatReply, CompletionReply, Reply, closing
+from api.openai_request import check_fields, engine_request, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
+from engine_adapter.engine.answers import answers_of, usage_of
 from engine_adapter.engine.request import Delta, Finished
 
 _CLIENT_CLOSED = 499
@@ -25,6 +27,7 @@ _CLIENT_CLOSED = 499
 def openai_routes(context: Context) -> APIRouter:
     """Return the routes under ``/v1``."""
     router = APIRouter(prefix="/v1", tags=["openai"])
+    texts = TokenTexts(context.serving.tokenizer)
 
     @router.get("/models")
     async def list_models() -> dict[str, Any]:
@@ -42,16 +45,16 @@ def openai_routes(context: Context) -> APIRouter:
         check_fields(fields, context.served)
         prompt = fields.prompt
         prompt_ids = await context.prompts.text(prompt) if isinstance(prompt, str) else prompt
-        return await _answer(
-            context, fields, prompt_ids, http, CompletionReply(fields.model, context.now_s())
-        )
+        reply = CompletionReply(fields.model, context.now_s(), texts)
+        return await _answer(context, fields, prompt_ids, http, reply)
 
     @router.post("/chat/completions")
     async def chat(fields: ChatFields, http: Request) -> Response:
         """Answer a chat, written in the model's own template."""
         check_fields(fields, context.served)
         prompt_ids = await context.prompts.chat([message.for_template() for message in fields.messages])
-        return await _answer(context, fields, prompt_ids, http, ChatReply(fields.model, context.now_s()))
+        reply = ChatReply(fields.model, context.now_s(), texts)
+        return await _answer(context, fields, prompt_ids, http, reply)
 
     return router
 
@@ -77,26 +80,30 @@ async def _answer(
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)
     try:
-        return await _whole(running, reply, http.receive)
+        return await _whole(running, fields, reply, http.receive)
     finally:
         running.cancel()
 
 
-async def _whole(running: RunningRequest, reply: Reply, receive: Receive) -> Response:
-    """Wait for the whole answer, or for the client to go away."""
-    answer = asyncio.ensure_future(running.whole())
+async def _whole(
+    running: RunningRequest, fields: GenerationFields, reply: Reply, receive: Receive
+) -> Response:
+    """Wait for all answers, or for the client to go away."""
+    answering = asyncio.ensure_future(running.all_events())
     gone = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
+        await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
             return status_response(_CLIENT_CLOSED, "the client closed the connection")
-        text, end = answer.result()
+        answers = answers_of(answering.result())
     finally:
-        answer.cancel()
+        answering.cancel()
         gone.cancel()
-    if end.reason in {"error", "cancelled"}:
-        return status_response(500 if end.reason == "error" else 503, "the server is stopping")
-    return JSONResponse(reply.whole(text, end.reason, end.usage))
+    for answer in answers:
+        if answer.reason in {"error", "cancelled"}:
+            return status_response(500 if answer.reason == "error" else 503, "the server is stopping")
+    usage = usage_of([answer.usage for answer in answers])
+    return JSONResponse(reply.whole(sent_answers(fields, answers), usage))
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -105,20 +112,39 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _chunks(running: RunningRequest, reply: Reply, includes_usage: bool) -> AsyncIterator[bytes]:
-    """Yield the answer as server-sent events; an error ends the stream in its place."""
-    for chunk in reply.opening():
+    """Yield the answers as server-sent events; an error ends the stream in its place."""
+    for chunk in reply.opening(running.num_answers):
         yield data_event(chunk)
-    while isinstance(event := await running.next_event(), Delta):
-        if event.text:
-            yield data_event(reply.piece(event.text))
-    for chunk in _last_chunks(event, reply, includes_usage):
-        yield data_event(chunk)
+    ends: list[Finished] = []
+    async for event in running.events():
+        if isinstance(event, Delta):
+            if event.text or event.logprobs:
+                yield data_event(reply.piece(event))
+        elif fault := _fault(event):
+            yield data_event(fault)
+            break
+        else:
+            ends.append(event)
+            for chunk in _ending(ends, running.num_answers, reply, includes_usage):
+                yield data_event(chunk)
     yield data_event(None)
 
 
-def _last_chunks(end: Finished, reply: Reply, includes_usage: bool) -> list[dict[str, Any]]:
+def _ending(
+    ends: list[Finished], num_answers: int, reply: Reply, includes_usage: bool
+) -> list[dict[str, Any]]:
+    """Return the chunks that end the answer that ended last, and the stream if it was the last one open."""
+    last = reply.ending(ends[-1])
+    if len(ends) < num_answers:
+        return [last]
+    usages = [end.usage for end in sorted(ends, key=lambda end: end.index)]
+    return closing(last, usage_of(usages), includes_usage)
+
+
+def _fault(end: Finished) -> dict[str, Any] | None:
+    """Return the error that a stream ends with, if an answer ended so."""
     if end.reason == "error":
-        return [error_body("the server failed; its log says where", "server_error", None, "internal_error")]
+        return error_body("the server failed; its log says where", "server_error", None, "internal_error")
     if end.reason == "cancelled":
-        return [error_body("the server is stopping", "server_error", None, "shutting_down")]
-    return reply.closing(end.reason, end.usage, includes_usage)
+        return error_body("the server is stopping", "server_error", None, "shutting_down")
+    return None

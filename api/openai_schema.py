@@ -67,6 +67,9 @@ class GenerationFields(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    priority: int | None = None
     cache_salt: Text | None = None
     kv: KvFields = KvFields()
 
@@ -80,6 +83,8 @@ class CompletionFields(GenerationFields):
     """The body of ``POST /v1/completions``; a prompt is text or token ids, maybe in a list of one."""
 
     prompt: Annotated[Text | list[int], BeforeValidator(the_one_prompt)]
+    logprobs: int | None = None
+    best_of: int | None = None
 
 
 class TextPart(BaseModel):
@@ -112,3 +117,5 @@ class ChatFields(GenerationFields):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None

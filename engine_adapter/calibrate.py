@@ -43,7 +43,7 @@ def measure_steps(
     The last for which there is time counts either way: one kind of step alone tells no cost of a token.
     """
     if blocks := pool.allocate(1):
-        runner.forward([Chunk([0], 0, blocks, needs_logits=True)])
+        runner.forward([Chunk([0], 0, blocks, num_logits=1)])
         pool.release(blocks)
     ends_s = clock.monotonic_s() + _STEPS_BUDGET_S
     step = pool.shape.block_tokens
@@ -56,7 +56,7 @@ def measure_steps(
         try:
             for is_warm in (False, True):
                 began_s = clock.monotonic_s()
-                runner.forward([Chunk([0] * num_tokens, start, blocks, needs_logits=True)])
+                runner.forward([Chunk([0] * num_tokens, start, blocks, num_logits=1)])
                 took_s = clock.monotonic_s() - began_s
                 is_last = clock.monotonic_s() + took_s > ends_s
                 if is_warm or is_last:

@@ -146,11 +146,12 @@ class UnknownModelError(RequestError):
 
 
 class OverloadedError(PrefixdError):
-    """``num_waiting`` requests wait already, as many as may."""
+    """``num_waiting`` requests wait already, as many as may; a place should be free in ``retry_after_s``."""
 
-    def __init__(self, num_waiting: int) -> None:
+    def __init__(self, num_waiting: int, retry_after_s: float = 1.0) -> None:
         super().__init__(f"{num_waiting} requests are waiting already: try again later")
         self.num_waiting = num_waiting
+        self.retry_after_s = retry_after_s
 
 
 class ServerFailedError(PrefixdError):

@@ -86,8 +86,8 @@ class Accounts:
                 self._relatives.refresh_behind()
 
     def ended(self, sequence: Sequence, reason: Reason, usage: Usage) -> None:
-        """Keep the account of a request, if it ever began."""
-        if sequence.times.admitted_s is None:
+        """Keep the account of a request, if it ever began; what goes on from another's prompt has none."""
+        if sequence.times.admitted_s is None or sequence.is_fork:
             return
         self.note_costs()
         miss = self._traced(sequence)
@@ -125,6 +125,8 @@ class Accounts:
     def _why_no_plan(self, sequence: Sequence, miss: Miss | None) -> str:
         if sequence.mode is Mode.OFF:
             return "the mode is off: there is no cache"
+        if sequence.request.sampling.prompt_logprobs is not None:
+            return "the request asks how likely its prompt is: all of it is computed"
         if not sequence.cache.reads:
             return "the request asks for no lookup"
         if sequence.num_prompt < self._block_tokens:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from backends.device import DevicePool
 from engine_adapter.engine.accounts import Account, Accounts
+from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import TextStreams
@@ -32,11 +33,11 @@ from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.verifying import Verifier
 from engine_adapter.engine.worker import Worker
 from kvstore.clock import Clock
-from kvstore.errors import EngineClosedError, OverloadedError, PromptTooLongError
+from kvstore.errors import OverloadedError, PromptTooLongError, RequestError
 from kvstore.store import TieredStore
 
-Handle = NewType("Handle", int)
-"""Names an open request."""
+Handle = NewType("Handle", range)
+"""Names an open request, by the numbers of its sequences."""
 
 
 class Engine:
@@ -94,27 +95,28 @@ class Engine:
         """Queue ``request``; never blocks on its work. Thread-safe.
 
         ``on_event`` is called on the engine's thread and must be quick: a ``Delta`` for each
-        token, then one ``Finished``, by when all the request held is given back. If it raises, the
-        request ends. Raises ``RequestError``, ``PromptTooLongError``, ``OverloadedError`` or
-        ``EngineClosedError``.
+        token, then one ``Finished``, by when all the request held is given back; of several answers each
+        has its own. If it raises, that answer ends. Raises ``RequestError``, ``PromptTooLongError``,
+        ``OverloadedError`` or ``EngineClosedError``.
         """
         self._require_servable(request)
-        text = self._texts.start(request.sampling.stop)
+        n, mode = request.sampling.n, request.mode or self.mode
+        texts = [self._texts.start(request.sampling.stop) for _ in range(n)]
         with self._lock:
-            num_open = self._num_submitted - self._loop.tally.num_finished
-            if num_open >= self.config.max_sequences + self.config.max_waiting:
-                raise OverloadedError(self.config.max_waiting)
-            sequence = Sequence(
-                self._num_submitted,
-                request,
-                on_event,
-                text,
-                self._clock.monotonic_s(),
-                request.mode or self.mode,
+            now_s, number = self._clock.monotonic_s(), self._num_submitted
+            num_open = number - self._loop.tally.num_finished
+            num_missing = num_open + n - self.config.max_sequences - self.config.max_waiting
+            if num_missing > 0:
+                retry_after_s = self._loop.departures.next_s(now_s, num_missing)
+                raise OverloadedError(self.config.max_waiting, retry_after_s)
+            first, *others = (
+                Sequence(number + index, request, on_event, text, now_s, mode, index)
+                for index, text in enumerate(texts)
             )
-            self._worker.send(partial(self._loop.add, sequence))
-            self._num_submitted += 1
-        return Handle(sequence.number)
+            first.forks = others
+            self._worker.send(partial(self._loop.add, first))
+            self._num_submitted += n
+        return Handle(range(number, number + n))
 
     def cancel(self, handle: Handle) -> None:
         """End a request early, with a ``Finished`` soon; nothing happens when it has ended. Thread-safe."""
@@ -123,17 +125,15 @@ class Engine:
     def stream(self, request: Request) -> Iterator[Event]:
         """Submit ``request`` and return its events as they come; closing the iterator cancels it."""
         events: SimpleQueue[Event] = SimpleQueue()
-        return self._events(self.submit(request, events.put), events)
+        return self._events(self.submit(request, events.put), events, request.sampling.n)
 
     def generate(self, request: Request) -> Completion:
-        """Submit ``request`` and block until its answer is whole."""
-        text, token_ids = "", list[int]()
-        for event in self.stream(request):
-            if isinstance(event, Finished):
-                return Completion(text, tuple(token_ids), event.reason, event.usage, event.error)
-            text += event.text
-            token_ids += event.token_ids
-        raise EngineClosedError("it ended in the middle of a request")
+        """Submit ``request`` and block until its answer is whole; the first one where there are several."""
+        return self.generate_all(request)[0]
+
+    def generate_all(self, request: Request) -> list[Completion]:
+        """Submit ``request`` and block until all its answers are whole; in the order of their index."""
+        return answers_of(self.stream(request))
 
     def model_changed(self) -> None:
         """Take note that the weights in memory were changed: no KV of the old ones is used again.
@@ -218,13 +218,27 @@ class Engine:
         pool_tokens = self._pool.num_blocks * self._pool.shape.block_tokens
         if num_tokens > pool_tokens:
             raise PromptTooLongError(num_tokens, pool_tokens, "device pool")
+        self._require_room_for_answers(request)
 
-    def _events(self, handle: Handle, events: SimpleQueue[Event]) -> Iterator[Event]:
+    def _require_room_for_answers(self, request: Request) -> None:
+        """Refuse more answers than could run beside each other."""
+        n, block_tokens = request.sampling.n, self._pool.shape.block_tokens
+        if n > self.config.max_sequences:
+            raise RequestError("n", f"{n} answers exceed the {self.config.max_sequences} that run at a time")
+        num_whole, num_rest = divmod(len(request.prompt_ids), block_tokens)
+        is_shared = request.cache.writes and (request.mode or self.mode) is not Mode.OFF
+        num_shared = num_whole if is_shared else 0
+        num_needed = num_shared + n * max(1, num_whole - num_shared + bool(num_rest))
+        if n > 1 and num_needed > self._pool.num_blocks:
+            raise RequestError(
+                "n", f"{n} answers need {num_needed} blocks; the device pool has {self._pool.num_blocks}"
+            )
+
+    def _events(self, handle: Handle, events: SimpleQueue[Event], num_open: int) -> Iterator[Event]:
         try:
-            while True:
+            while num_open:
                 event = events.get()
+                num_open -= isinstance(event, Finished)
                 yield event
-                if isinstance(event, Finished):
-                    return
         finally:
             self.cancel(handle)

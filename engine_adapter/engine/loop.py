@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
+from engine_adapter.engine.batch import Batch, Choice
+from engine_adapter.engine.departures import Departures
+from engine_adapter.engine.finding import Finder
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
-from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Mode, Reason
-from engine_adapter.engine.runner import Chunk, ModelRunner
-from engine_adapter.engine.sampling import choose_tokens
+from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Reason
+from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.verifying import Verifier
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
-from kvstore.leases import Hit
-from policies.cost_model import Work as StepWork
-from policies.cost_model import attended_between
-from policies.planning import is_loadable
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +44,11 @@ class Loop:
         clock: Clock,
     ) -> None:
         self.tally = Tally()
+        self.departures = Departures()
         self._accounts = accounts
         self._planner = planner
         self._verifier = verifier
+        self._finder = Finder(prefix, planner, verifier, accounts, clock)
         self._open: dict[int, Sequence] = {}
         self._model = model
         self._runner = runner
@@ -57,16 +57,18 @@ class Loop:
         self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
-        """Take a new sequence in."""
-        self._open[sequence.number] = sequence
+        """Take a new sequence in, with its forks."""
+        self._open.update((one.number, one) for one in (sequence, *sequence.forks))
+        self.departures.began(self._clock.monotonic_s())
         self._scheduler.add(sequence)
         with self._blaming(sequence):
             self._prefix.ask_ahead(sequence)
 
-    def cancel(self, number: int) -> None:
-        """End the sequence of that number, if it is still open."""
-        if sequence := self._open.get(number):
-            self._finish(sequence, "cancelled")
+    def cancel(self, numbers: Iterable[int]) -> None:
+        """End the sequences of those numbers that are still open."""
+        for number in numbers:
+            if sequence := self._open.get(number):
+                self._finish(sequence, "cancelled")
 
     def end(self, failure: str) -> None:
         """End every sequence; what was computed is stored, unless a ``failure`` made it doubtful."""
@@ -108,8 +110,9 @@ class Loop:
         self._prefix.store_all()
         self._prefix.pool.check()
         self._scheduler.check()
-        if len(self._open) != len(self._scheduler.waiting) + len(self._scheduler.running):
-            raise InvariantError("an open sequence neither waits nor runs")
+        known = [*self._scheduler.waiting, *self._scheduler.running]
+        if len(self._open) != len(known) + sum(len(sequence.forks) for sequence in known):
+            raise InvariantError("an open sequence neither waits nor runs nor is to be forked")
 
     def _admit(self) -> bool:
         num_admitted = 0
@@ -118,56 +121,14 @@ class Loop:
             if sequence.times.admitted_s is None:
                 sequence.times.admitted_s = self._clock.monotonic_s()
             with self._blaming(sequence):
-                self._look_up(sequence)
+                self._finder.look_up(sequence)
         return num_admitted > 0
-
-    def _look_up(self, sequence: Sequence) -> None:
-        """Find what can be loaded, and let it be."""
-        hit = self._prefix.look_up(sequence)
-        if hit is None:
-            return
-        sequence.ownership.offer(hit)
-        self._accounts.looked_up(sequence, hit)
-        is_first = sequence.planning is None and sequence.ownership.is_open(0)
-        if sequence.mode is Mode.VERIFY and is_first and self._verifier.selects():
-            self._verify(sequence, hit)
-        if sequence.inquiry is not None and not sequence.inquiry.done():
-            sequence.answer_due_s = self._clock.monotonic_s() + self._planner.answer_s(sequence)
-
-    def _verify(self, sequence: Sequence, hit: Hit) -> None:
-        sequence.is_served = False
-        tiers = sequence.ownership.tiers
-        self._verifier.summon(sequence, hit, lambda index: is_loadable(tiers[index]))
 
     def _collect(self) -> bool:
         has_moved = False
         for sequence in list(self._scheduler.running):
             with self._blaming(sequence):
-                has_moved |= self._hear_answer(sequence)
-                if sequence.ownership.num_loading:
-                    has_moved |= self._collect_for(sequence)
-        return has_moved
-
-    def _hear_answer(self, sequence: Sequence) -> bool:
-        """Look up once more what shared media have said by now, or when the lease is soon over."""
-        if sequence.is_decoding:
-            sequence.leave_tiers()
-            return False
-        inquiry = sequence.inquiry
-        has_answer = inquiry is not None and inquiry.done()
-        if has_answer:
-            sequence.inquiry, sequence.answer_due_s = None, None
-        if has_answer or self._prefix.is_lease_ending(sequence):
-            self._look_up(sequence)
-        return has_answer
-
-    def _collect_for(self, sequence: Sequence) -> bool:
-        times, now_s = sequence.times, self._clock.monotonic_s()
-        if times.load_started_s is None:
-            times.load_started_s = now_s
-        has_moved = self._prefix.collect(sequence, now_s)
-        if has_moved:
-            times.loaded_s = self._clock.monotonic_s()
+                has_moved |= self._finder.collect(sequence)
         return has_moved
 
     def _review(self) -> None:
@@ -186,32 +147,53 @@ class Loop:
     def _step(self, works: list[Work]) -> None:
         """Compute ``works`` in one batch; the caller hears of a token before its block is stored."""
         self.tally.num_steps += 1
-        began_s = self._clock.monotonic_s()
-        choosing = [work.sequence for work in works if work.needs_logits]
+        batch, began_s = Batch(works), self._clock.monotonic_s()
         try:
-            logits = self._runner.forward([_chunk(work) for work in works])
-            tokens = choose_tokens(logits, [sequence.sampler for sequence in choosing])
+            choices = batch.compute(self._runner)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not end other requests
             _log.exception("a step failed")
             for work in works:
                 self._finish(work.sequence, "error", f"the step failed: {error}")
             return
         now_s = self._clock.monotonic_s()
-        self._planner.costs.note_step(_cost_of(works), now_s - began_s, now_s)
+        if batch.is_typical:
+            self._planner.costs.note_step(batch.cost, now_s - began_s, now_s)
         for work in works:
             work.sequence.move_to(work.end, COMPUTED)
-        ended: list[tuple[Sequence, Reason]] = []
-        for sequence, token in zip(choosing, tokens, strict=True):
-            with self._blaming(sequence):
-                if reason := self._accept(sequence, token):
-                    ended.append((sequence, reason))
+        ended = self._accept_all(choices)
         self._publish(works)
-        self._compare(choosing)
+        self._compare(batch.choosing)
+        ended += self._fork(batch)
         for sequence, reason in ended:
             self._finish(sequence, reason)
 
-    def _accept(self, sequence: Sequence, token: int | None) -> Reason | None:
+    def _accept_all(self, choices: list[Choice]) -> list[tuple[Sequence, Reason]]:
+        """Accept each sequence's next token; returns those that end with it."""
+        ended: list[tuple[Sequence, Reason]] = []
+        for choice in choices:
+            with self._blaming(choice.sequence):
+                self._tell_of_prompt(choice.sequence)
+                if reason := self._accept(choice):
+                    ended.append((choice.sequence, reason))
+        return ended
+
+    def _fork(self, batch: Batch) -> list[tuple[Sequence, Reason]]:
+        """Begin the further answers to prompts that are complete now; returns those that end at once."""
+        ended: list[tuple[Sequence, Reason]] = []
+        for sequence in batch.choosing:
+            if sequence.forks:
+                with self._blaming(sequence):
+                    ended += self._accept_all(batch.choose_more(sequence, self._scheduler.fork(sequence)))
+        return ended
+
+    def _tell_of_prompt(self, sequence: Sequence) -> None:
+        if (collector := sequence.prompt_logprobs) is not None:
+            sequence.prompt_logprobs = None
+            sequence.on_event(Delta("", (), prompt_logprobs=collector.found, index=sequence.index))
+
+    def _accept(self, choice: Choice) -> Reason | None:
         """Add a chosen token and tell the caller; returns why the sequence ends here, if it does."""
+        sequence, token = choice.sequence, choice.token
         if token is None:
             raise ArithmeticError("the model's logits are not numbers")
         sampling = sequence.request.sampling
@@ -220,7 +202,8 @@ class Loop:
         sequence.tokens.append(token)
         since_s = sequence.times.note_token(self._clock.monotonic_s())
         text, is_stopped = sequence.text.add(token)
-        sequence.on_event(Delta(text, (token,), since_s))
+        likely = () if choice.logprobs is None else (choice.logprobs,)
+        sequence.on_event(Delta(text, (token,), since_s, likely, index=sequence.index))
         if is_stopped:
             return "stop"
         is_full = len(sequence.tokens) >= self._model.context_tokens
@@ -239,7 +222,7 @@ class Loop:
                     self._verifier.compare(sequence)
 
     def _finish(self, sequence: Sequence, reason: Reason, error: str | None = None) -> None:
-        """End ``sequence``, once: give back all it holds, then tell the caller."""
+        """End ``sequence``, once: give back all it holds, then tell the caller; its forks to be end too."""
         if self._open.pop(sequence.number, None) is None:
             return
         self._verifier.dismiss(sequence)
@@ -247,16 +230,19 @@ class Loop:
         self._scheduler.remove(sequence)
         usage = sequence.usage()
         self.tally.add(reason, usage)
+        self.departures.ended(self._clock.monotonic_s(), is_last=not self._open)
         try:
             self._accounts.ended(sequence, reason, usage)
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("a request's account could not be kept")
         try:
             if rest := sequence.text.flush():
-                sequence.on_event(Delta(rest, ()))
-            sequence.on_event(Finished(reason, usage, error))
+                sequence.on_event(Delta(rest, (), index=sequence.index))
+            sequence.on_event(Finished(reason, usage, error, sequence.index))
         except Exception:  # noqa: BLE001 - a caller that is gone must not end other requests
             _log.exception("a caller's on_event failed")
+        while sequence.forks:  # there is no prompt for them to go on from
+            self._finish(sequence.forks.pop(0), reason, error)
 
     @contextmanager
     def _blaming(self, sequence: Sequence) -> Iterator[None]:
@@ -266,21 +252,3 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - likewise
             _log.exception("a request failed")
             self._finish(sequence, "error", f"{type(error).__name__}: {error}")
-
-
-def _chunk(work: Work) -> Chunk:
-    sequence = work.sequence
-    tokens = sequence.tokens[work.start : work.end]
-    return Chunk(tokens, work.start, sequence.blocks, work.needs_logits, sequence.request.lora)
-
-
-def _cost_of(works: list[Work]) -> StepWork:
-    """Return a step's work in the terms that its cost depends on."""
-    decodes = [work for work in works if work.is_decode]
-    prefills = [work for work in works if not work.is_decode]
-    return StepWork(
-        tokens=sum(work.end - work.start for work in prefills),
-        attended=sum(attended_between(work.start, work.end) for work in prefills),
-        decodes=len(decodes),
-        context=sum(work.end for work in decodes),
-    )

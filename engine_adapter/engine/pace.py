@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Iterable
 
-from policies.cost_model import ComputeCost
+from engine_adapter.engine.sequence import Sequence
+from policies.cost_model import ComputeCost, Work
+
+# A step with prefill in it lasts at most so many times as long as one that decodes alone.
+_MOST_STRETCH = 4.0
+_LEAST_TOKENS = 16
+
+
+def decoding(running: Iterable[Sequence]) -> Work:
+    """Return what a step computes for those of ``running`` that decode."""
+    contexts = [len(sequence.tokens) for sequence in running if sequence.is_decoding]
+    return Work(0, 0.0, len(contexts), sum(contexts))
+
+
+def calm_s(cost: ComputeCost | None, beside: Work) -> float:
+    """Return how long the prefill of a step may take ``beside`` sequences that decode."""
+    if cost is None or not beside.decodes:
+        return math.inf
+    return (_MOST_STRETCH - 1) * cost.of(beside)
 
 
 class Pace:
@@ -18,12 +38,16 @@ class Pace:
     A chunk delays those before it whose first token comes at the end of the step, or whose loads end
     before it. Left out, all from it on are delayed by what a step costs for itself. The lesser loss wins.
     Made for one step; times in seconds, from its beginning.
+
+    Those who decode wait for each step: beside them the prefill takes ``most_s`` at most, and a longer one
+    is cut into steps of equal length.
     """
 
-    def __init__(self, cost: ComputeCost | None, block_tokens: int) -> None:
+    def __init__(self, cost: ComputeCost | None, block_tokens: int, most_s: float = math.inf) -> None:
         """Without a ``cost`` nothing is limited."""
         self._cost = cost
         self._block_tokens = block_tokens
+        self._most_s = most_s
         self._took_s = 0.0
         self._num_served = 0
         self._loaded_s: list[float] = []
@@ -33,6 +57,7 @@ class Pace:
         cost = self._cost
         if cost is None or end <= start:
             return end
+        end = self._calm_end(cost, start, end)
         chunk_s = cost.marginal_s(start, end)
         if self._lost_s(chunk_s) <= num_behind * cost.step_s:
             return end
@@ -48,6 +73,16 @@ class Pace:
         """Note that a sequence cannot go on before its loads have ended, ``loaded_s`` from now."""
         self._loaded_s.append(loaded_s)
 
+    def _calm_end(self, cost: ComputeCost, start: int, end: int) -> int:
+        """Return how far to compute lest those who decode wait too long."""
+        whole_s = cost.marginal_s(start, end)
+        if self._took_s + whole_s <= self._most_s:
+            return end
+        num_steps = math.ceil(whole_s / self._most_s) if self._most_s else 1
+        share_s = min(whole_s / num_steps, self._most_s - self._took_s)
+        least = 0 if self._took_s else _LEAST_TOKENS
+        return max(_fitting(cost, start, end, share_s), min(end, start + least))
+
     def _lost_s(self, chunk_s: float) -> float:
         ends_s = self._took_s + chunk_s
         lost_s = (ends_s - max(loaded_s, self._took_s) for loaded_s in self._loaded_s)
@@ -56,9 +91,14 @@ class Pace:
     def _cut(self, cost: ComputeCost, start: int, end: int) -> int:
         """Return the end of the blocks that are computed when the first loads end, or of a short step."""
         rest_s = max(min(self._loaded_s), cost.step_s) - self._took_s
-        chunks_s = [cost.marginal_s(start, until) for until in range(start, end + 1)]
-        fits = start + bisect_right(chunks_s, rest_s) - 1
+        fits = _fitting(cost, start, end, rest_s)
         whole = max(start, fits - fits % self._block_tokens)
         if whole == start and not self._took_s:
             return min(end, start + self._block_tokens - start % self._block_tokens)
         return whole
+
+
+def _fitting(cost: ComputeCost, start: int, end: int, rest_s: float) -> int:
+    """Return how far computing comes from ``start`` in ``rest_s``, at most to ``end``."""
+    chunks_s = [cost.marginal_s(start, until) for until in range(start + 1, end + 1)]
+    return start + bisect_right(chunks_s, rest_s)

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from backends.device import KVShape
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.ownership import Owner
+from engine_adapter.engine.pace import calm_s, decoding
 from engine_adapter.engine.plans import Planning, chosen_by
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
-from policies.cost_model import ComputeCost
+from policies.cost_model import ComputeCost, Work
 from policies.planning import READY, Plan, PlanRequest, ReloadPolicy, is_loadable
 from policies.reload import AlwaysCompute
 
@@ -187,15 +188,24 @@ class Planner:
             else cost
             for tier, cost in request.loads.items()
         }
+        beside, compute = decoding(order.running), request.compute
         return replace(
             request,
             loads=loads,
+            compute=replace(compute, step_s=compute.of(beside)) if beside.decodes else compute,
+            chunk_tokens=self._chunk_beside(beside, compute),
             compute_queue_s=order.compute_s,
             device_price=self._device_price(sequence, order),
             line_prices=self._line_prices(sequence, order),
             num_waiting=order.num_waiting,
             num_running=len(order.running),
         )
+
+    def _chunk_beside(self, beside: Work, compute: ComputeCost) -> int:
+        """Return about how many tokens a step computes beside those that decode."""
+        most_s = calm_s(compute, beside)
+        fits = most_s / compute.token_s if compute.token_s else math.inf
+        return max(1, int(min(fits, self._chunk_tokens)))
 
     def _device_price(self, sequence: Sequence, order: Order) -> float:
         """Return how many seconds others lose for each that this one computes.

@@ -63,7 +63,7 @@ class PrefixCache:
         shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [], ended)
         num_missing = self.blocks_for(len(sequence.tokens)) - len(shared)
         missing = None
-        if self._can_allocate(num_missing + num_spare):
+        if self.can_allocate(num_missing + num_spare):
             missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
         if missing is None:
             self.pool.release(shared.values())
@@ -199,7 +199,7 @@ class PrefixCache:
         """Make sure that the next token has a block; ``False`` when none is available."""
         if sequence.num_computed < len(sequence.blocks) * self._step:
             return True
-        blocks = self.pool.allocate(1, after=sequence.blocks[-1]) if self._can_allocate(1) else None
+        blocks = self.pool.allocate(1, after=sequence.blocks[-1]) if self.can_allocate(1) else None
         sequence.blocks += blocks or []
         return blocks is not None
 
@@ -211,7 +211,7 @@ class PrefixCache:
         """Return the keys of the whole blocks that positions ``start`` to ``end`` touch."""
         return sequence.keys[start // self._step : self.blocks_for(end)]
 
-    def _can_allocate(self, num: int) -> bool:
+    def can_allocate(self, num: int) -> bool:
         """Say whether the pool has ``num`` blocks, storing those that wait for it if that frees them."""
         if self.pool.num_available < num:
             self._storing.store_all()

@@ -12,6 +12,9 @@ from kvstore.errors import RequestError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+MAX_ANSWERS = 128
+MAX_PRIORITY = 2**31 - 1
 MAX_NAME_CHARACTERS = 1024
 COMPUTED = "computed"
 
@@ -37,6 +40,11 @@ class CacheUse(Enum):
         """Whether filled blocks are published and stored."""
         return self in {CacheUse.WRITE, CacheUse.ON}
 
+    @property
+    def without_reading(self) -> CacheUse:
+        """The same, with no prefix looked up."""
+        return CacheUse.WRITE if self.writes else CacheUse.OFF
+
 
 class Mode(Enum):
     """How far the tiers below the device are trusted. Blocks on the device are shared in all but ``OFF``."""
@@ -56,7 +64,12 @@ class Sampling:
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 do not restrict. ``seed`` makes the
     choice repeatable. ``stop`` strings end the text before them. ``max_tokens`` ``None`` goes on
-    to the end of the context. Raises ``RequestError`` for values out of range.
+    to the end of the context. ``n`` answers are given to the prompt, which is computed once; with a
+    ``seed``, each has its own: ``seed`` plus its index.
+
+    ``logprobs`` asks how likely each chosen token was, and which were the likeliest, so many of them;
+    ``prompt_logprobs`` asks the same of the prompt's tokens: then all of it is computed and nothing looked
+    up, though what it leaves behind is kept. Raises ``RequestError`` for values out of range.
     """
 
     temperature: float = 1.0
@@ -66,6 +79,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature <= 100, "temperature", "must be a number from 0 to 100")
@@ -73,10 +89,15 @@ class Sampling:
         _require(self.top_k >= 0, "top_k", "must be 0 (no limit) or more")
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits")
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "must be 1 or more")
+        _require(1 <= self.n <= MAX_ANSWERS, "n", f"must be from 1 to {MAX_ANSWERS}")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:
             fits = 1 <= len(text) <= MAX_STOP_CHARACTERS
             _require(fits, "stop", f"each string has 1 to {MAX_STOP_CHARACTERS} characters")
+        for name in ("logprobs", "prompt_logprobs"):
+            num_top = getattr(self, name)
+            fits = num_top is None or 0 <= num_top <= MAX_LOGPROBS
+            _require(fits, name, f"must be from 0 to {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +106,7 @@ class Request:
 
     ``mode`` is the engine's own unless the request names one. ``lora`` names the adapter to answer
     with, ``None``: the model alone.
+    A request with a smaller ``priority`` goes first, however long others have waited.
     ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
     ends the blocks this request leaves behind. ``session``, ``end_session`` and
     ``expected_pause_s`` tell policies when the prefix will be wanted again.
@@ -100,12 +122,14 @@ class Request:
     end_session: bool = False
     expected_pause_s: float | None = None
     lora: str | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
         _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
         _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
+        _require(abs(self.priority) <= MAX_PRIORITY, "priority", "must fit in 32 bits")
         for name, value in (("session", self.session), ("lora", self.lora)):
             fits = value is None or 1 <= len(value) <= MAX_NAME_CHARACTERS
             _require(fits, name, f"has 1 to {MAX_NAME_CHARACTERS} characters")
@@ -169,7 +193,8 @@ class Usage:
 
     ``tokens_by_source`` says where each prompt token's keys and values came from: ``computed``
     or the tier they were taken from. Its values add up to ``prompt_tokens`` once the whole prompt
-    was processed, and to less when the request ended before. ``queue_s`` is the time until
+    was processed, and to less when the request ended before. Of several answers the first one counts the
+    prompt: where another goes on from its blocks, it has no sources of its own. ``queue_s`` is the time until
     admission, ``ttft_s`` until the first token, both from submission; ``itl_s`` is the mean time
     between tokens; ``load_s`` runs from the first load's start to the last one's arrival. ``planned``
     is there when a lower tier had blocks of the prompt.
@@ -191,25 +216,49 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was: the natural logarithm of its probability, and its rank, 1 for the likeliest.
+
+    ``top`` holds the likeliest tokens in its place, as many as were asked for, each with its logarithm. All
+    are the model's own, before temperature, ``top_k`` and ``top_p``.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+PromptLogprobs = tuple[TokenLogprobs | None, ...]
+"""One for each token of a prompt, ``None`` for the first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """One more token; ``text`` may be empty while a character or a stop string is incomplete.
 
     Text held back until the end comes in a last delta without tokens. ``since_previous_s`` is
-    the time since the token before, ``None`` for the first token.
+    the time since the token before, ``None`` for the first token. ``logprobs`` is there
+    when it was asked for, one for each token; ``prompt_logprobs`` likewise, in a delta without tokens
+    that comes before all others of the first answer. ``index`` is the answer's, from 0.
     """
 
     text: str
     token_ids: tuple[int, ...]
     since_previous_s: float | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a request. ``error`` says what went wrong when ``reason`` is ``error``."""
+    """The last event of each answer. ``error`` says what went wrong when ``reason`` is ``error``."""
 
     reason: Reason
     usage: Usage
     error: str | None = None
+    index: int = 0
 
 
 Event = Delta | Finished
@@ -225,6 +274,8 @@ class Completion:
     reason: Reason
     usage: Usage
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def _is_duration(value_s: float | None) -> bool:

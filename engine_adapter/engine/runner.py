@@ -19,14 +19,14 @@ class Chunk:
     """Tokens of one sequence to compute, at positions ``start`` and following.
 
     ``blocks`` is the sequence's block table and covers positions 0 to ``start + len(tokens)``; the
-    blocks before ``start`` hold their keys and values already. ``lora`` names the adapter to
-    compute with, ``None``: the model alone.
+    blocks before ``start`` hold their keys and values already. ``num_logits`` says of how many of the last
+    tokens the logits are wanted. ``lora`` names the adapter to compute with, ``None``: the model alone.
     """
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
-    needs_logits: bool
+    num_logits: int
     lora: str | None = None
 
     @property
@@ -56,8 +56,8 @@ class ModelRunner:
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Compute all ``chunks`` in one batch and write their keys and values into the pool.
 
-        Returns fp32 logits ``[chunks with needs_logits, vocab_size]``, each of its chunk's last
-        token, in the order of the chunks. Blocks that are written must be private.
+        Returns fp32 logits ``[sum of num_logits, vocab_size]``, those after each chunk's last tokens, in
+        order. Blocks that are written must be private.
         """
         step = self._pool.shape.block_tokens
         begins = list(accumulate((len(chunk.tokens) for chunk in chunks), initial=0))
@@ -68,14 +68,18 @@ class ModelRunner:
         for span in spans:
             self._pool.require_private(span.blocks[span.start // step :])
         slots = [slot for chunk in chunks for slot in _slots(chunk, step)]
-        last = [end - 1 for end, chunk in zip(begins[1:], chunks, strict=True) if chunk.needs_logits]
+        wanted = [
+            row
+            for end, chunk in zip(begins[1:], chunks, strict=True)
+            for row in range(end - chunk.num_logits, end)
+        ]
         with self._adapters.step(*_loras(chunks), self._device):
             output = self._model(
                 input_ids=self._row([token for chunk in chunks for token in chunk.tokens]),
                 position_ids=self._row([pos for chunk in chunks for pos in range(chunk.start, chunk.end)]),
                 cache=PagedCache(self._layers, self._indices(slots)),
                 use_cache=True,
-                logits_to_keep=self._indices(last),
+                logits_to_keep=self._indices(wanted),
                 attend=self._attention.plan(spans, step, self._model.dtype, self._device),
             )
         logits: torch.Tensor = output.logits[0].float()
@@ -93,7 +97,7 @@ class ModelRunner:
 def _loras(chunks: Sequence[Chunk]) -> tuple[list[str | None], list[str | None]]:
     """Return the adapter of each row, and of each row that logits are made of."""
     all_rows = [chunk.lora for chunk in chunks for _ in chunk.tokens]
-    return all_rows, [chunk.lora for chunk in chunks if chunk.needs_logits]
+    return all_rows, [chunk.lora for chunk in chunks for _ in range(chunk.num_logits)]
 
 
 def _slots(chunk: Chunk, block_tokens: int) -> list[int]:

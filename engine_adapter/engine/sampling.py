@@ -16,14 +16,15 @@ _LEAST_TEMPERATURE = 1e-5
 class Sampler:
     """Chooses one sequence's tokens; draws come from its own generator, whatever the batch."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, index: int = 0) -> None:
+        """``index`` is that of the answer, among those to the same prompt."""
         self.is_greedy = sampling.temperature < _LEAST_TEMPERATURE
         self._sampling = sampling
         self._generator = torch.Generator()
         if sampling.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed(sampling.seed)
+            self._generator.manual_seed(sampling.seed + index)
 
     def draw(self, logits: torch.Tensor) -> int:
         """Draw from one row of fp32 logits ``[vocab]`` on the CPU.

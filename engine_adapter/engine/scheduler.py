@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
+from operator import attrgetter
 
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.forking import fork
 from engine_adapter.engine.ownership import Owner
-from engine_adapter.engine.pace import Pace
+from engine_adapter.engine.pace import Pace, calm_s, decoding
 from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
+from policies.preemption import bring_back_s
+
+_rank = attrgetter("rank")
+# Of prompts whose every token is told about: a row of logits is as long as the vocabulary.
+_MOST_PROMPT_LOGITS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +37,31 @@ class Work:
         return self.start >= self.sequence.num_prefill
 
     @property
-    def needs_logits(self) -> bool:
+    def chooses(self) -> bool:
         """Whether the next token is chosen after it."""
         return self.end == len(self.sequence.tokens)
 
+    @property
+    def num_logits(self) -> int:
+        """Of how many of its last positions logits are wanted."""
+        return self.end - self.start if self.sequence.prompt_logprobs else int(self.chooses)
+
 
 class Scheduler:
-    """First come, first served; running sequences decode first, the rest of a step is prefill.
+    """By priority, then first come, first served; running sequences decode first, the rest is prefill.
 
     ::
 
         add ──> waiting ──admit──> running ──remove──>
                    ^                  │
-                   └────preempted─────┘   (the youngest, when no block is left for an older one)
+                   └────preempted─────┘   (one of the last, when no block is left for another)
 
-    ``running`` is in order of admission. Used by the engine's thread alone.
+    Both are in order of rank: priority, then age. Whoever is first of all goes on until it ends. A class of
+    worse priority gets what better ones leave; nobody rises by waiting. Used by the engine's thread alone.
     """
 
     def __init__(self, prefix: PrefixCache, costs: CostBook, config: EngineConfig, clock: Clock) -> None:
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preempted = 0
         self._prefix = prefix
@@ -56,8 +70,8 @@ class Scheduler:
         self._clock = clock
 
     def add(self, sequence: Sequence) -> None:
-        """Queue ``sequence`` behind all others."""
-        self.waiting.append(sequence)
+        """Queue ``sequence`` by its rank."""
+        insort(self.waiting, sequence, key=_rank)
 
     def admit(self) -> Sequence | None:
         """Admit the first in the queue, with the blocks of its prefill; ``None``: not now."""
@@ -66,8 +80,8 @@ class Scheduler:
         # One block for each running sequence, lest the newcomer be preempted at once.
         if not self._prefix.attach(self.waiting[0], num_spare=len(self.running)):
             return None
-        sequence = self.waiting.popleft()
-        self.running.append(sequence)
+        sequence = self.waiting.pop(0)
+        insort(self.running, sequence, key=_rank)
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
@@ -78,8 +92,24 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._prefix.detach(sequence)
 
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let the further answers to a complete prompt run from where it ends; returns those that do.
+
+        Those for which there is no room now wait for it as others do, and then share what is cached.
+        """
+        forked = []
+        while sequence.forks:
+            other = sequence.forks.pop(0)
+            is_free = len(self.running) < self._config.max_sequences
+            if is_free and fork(self._prefix, sequence, other, num_spare=len(self.running)):
+                insort(self.running, other, key=_rank)
+                forked.append(other)
+            else:
+                self.add(other)
+        return forked
+
     def make_room(self) -> list[Sequence]:
-        """Give each decoding sequence a block for its next token, preempting the youngest if need be.
+        """Give each decoding sequence a block for its next token, preempting others if need be.
 
         Returns the sequences that cannot go on: they need more blocks than there are.
         """
@@ -91,7 +121,7 @@ class Scheduler:
                 exhausted.append(sequence)
                 continue
             while sequence in self.running and not self._prefix.grow(sequence):
-                self._preempt(self.running[-1])
+                self._preempt(self._victim())
         return exhausted
 
     def plan(self) -> list[Work]:
@@ -102,14 +132,19 @@ class Scheduler:
             if sequence.is_decoding
         ]
         budget = self._config.max_batched_tokens - len(works)
-        pace = Pace(self._costs.compute(), self._prefix.pool.shape.block_tokens)
+        logits = _MOST_PROMPT_LOGITS
+        cost = self._costs.compute()
+        pace = Pace(cost, self._prefix.pool.shape.block_tokens, calm_s(cost, decoding(self.running)))
         elsewhere: set[bytes] = set()
         prefills = [sequence for sequence in self.running if not sequence.is_decoding]
         num_behind = len(prefills) + len(self.waiting)
         for ahead, sequence in enumerate(prefills):
-            if work := self._chunk(sequence, budget, elsewhere, pace, num_behind - ahead):
+            is_told = sequence.prompt_logprobs is not None
+            most = min(budget, logits) if is_told else budget
+            if work := self._chunk(sequence, most, elsewhere, pace, num_behind - ahead):
                 works.append(work)
                 budget -= work.end - work.start
+                logits -= work.num_logits if is_told else 0
         return works
 
     def check(self) -> None:
@@ -125,6 +160,9 @@ class Scheduler:
             == pool.num_blocks - pool.num_free - pool.num_cached,
             "no sequence has a block twice": all(
                 len(set(sequence.blocks)) == len(sequence.blocks) for sequence in self.running
+            ),
+            "all are in order of rank": all(
+                queue == sorted(queue, key=_rank) for queue in (self.waiting, self.running)
             ),
             "positions computed have blocks": all(
                 sequence.num_computed <= min(len(sequence.tokens), len(sequence.blocks) * step)
@@ -167,10 +205,29 @@ class Scheduler:
             return None
         return max(0.0, sequence.planning.loaded_by_s - self._clock.monotonic_s())
 
+    def _victim(self) -> Sequence:
+        """Return who gives way: of the worst priority whoever is brought back soonest, then the youngest.
+
+        The first in rank does only when it is alone, so that somebody always goes on to the end.
+        """
+        others = self.running[1:] or self.running
+        worst = others[-1].request.priority
+        candidates = [sequence for sequence in others if sequence.request.priority == worst]
+        return min(reversed(candidates), key=self._bring_back_s)
+
+    def _bring_back_s(self, sequence: Sequence) -> float:
+        if (compute := self._costs.compute()) is None:
+            return 0.0
+        shape, chunk_tokens = self._prefix.pool.shape, self._config.max_batched_tokens
+        kept = self._costs.loads(self._clock.monotonic_s()) if sequence.cache is CacheUse.ON else {}
+        return bring_back_s(
+            sequence.num_computed, compute, kept.values(), shape.block_tokens, shape.block_bytes, chunk_tokens
+        )
+
     def _preempt(self, sequence: Sequence) -> None:
-        """Send ``sequence`` back to the front of the queue, to compute its tokens again."""
+        """Send ``sequence`` back to the queue, to take its tokens up again from what is left in the cache."""
         self.num_preempted += 1
         self.running.remove(sequence)
         self._prefix.detach(sequence)
         sequence.restart()
-        self.waiting.appendleft(sequence)
+        self.add(sequence)

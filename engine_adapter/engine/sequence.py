@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine_adapter.engine.detokenize import TextStream
+from engine_adapter.engine.logprobs import PromptCollector
 from engine_adapter.engine.misses import Miss
 from engine_adapter.engine.ownership import Ownership
 from engine_adapter.engine.plans import Planning
@@ -34,6 +35,12 @@ class Times:
             return None
         return now_s - previous_s
 
+    def note_load(self, began_s: float, arrived_s: float | None) -> None:
+        """Record that loads are under way, and the last arrival; nothing once there is a token."""
+        if self.first_token_s is None:
+            self.load_started_s = began_s if self.load_started_s is None else self.load_started_s
+            self.loaded_s = self.loaded_s if arrived_s is None else arrived_s
+
 
 class Sequence:
     """Tokens, the blocks that hold their keys and values, and how far computing has come.
@@ -55,14 +62,25 @@ class Sequence:
         text: TextStream,
         submitted_s: float,
         mode: Mode = Mode.SERVE,
+        index: int = 0,
     ) -> None:
+        """``index`` is that of the answer, among those to the same prompt."""
         self.number = number
+        self.index = index
+        self.forks: list[Sequence] = []
+        """Further answers to the prompt, until it is complete and they go on from there."""
+        self.is_fork = False
         self.request = request
         self.on_event = on_event
         self.text = text
-        self.sampler = Sampler(request.sampling)
+        self.sampler = Sampler(request.sampling, index)
         self.times = Times(submitted_s)
         self.cache = CacheUse.OFF if mode is Mode.OFF else request.cache
+        self.prompt_logprobs: PromptCollector | None = None
+        """Until they are told, where they are asked for: then the whole prompt is computed here."""
+        if (num_top := request.sampling.prompt_logprobs) is not None and not index:
+            self.prompt_logprobs = PromptCollector(num_top)
+            self.cache = self.cache.without_reading
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(self.tokens)
         self.num_prefill = self.num_prompt
@@ -85,6 +103,11 @@ class Sequence:
         """Blocks asked for that did not come, before it was given up or preempted."""
         self.miss: Miss | None = None
         """The first block that no tier had, as it was when computing began."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among all: who has the smaller rank goes first."""
+        return self.request.priority, self.number
 
     @property
     def num_generated(self) -> int:
@@ -134,11 +157,11 @@ class Sequence:
         )
 
     def _planned(self) -> Planned | None:
-        if self.planning is None:
-            return None
+        planning, first_token_s = self.planning, self.times.first_token_s
+        if planning is None or (first_token_s is not None and planning.first_s > first_token_s):
+            return None  # or it was planned for when it came back, which is not about the prompt
         num_failed = self.num_failed + self.ownership.num_taken_over
-        first_token_s = self.times.first_token_s
-        return self.planning.told(self.mode, first_token_s, is_served=self.is_served, num_failed=num_failed)
+        return planning.told(self.mode, first_token_s, is_served=self.is_served, num_failed=num_failed)
 
 
 def _since(start_s: float | None, end_s: float | None) -> float | None:

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 from api.kv_reply import miss_body, plan_body
 from api.kv_schema import ExplainFields
 from api.openai_reply import kv_body
-from api.openai_schema import KvFields
+from api.openai_schema import ChatFields, CompletionFields, KvFields
 from engine_adapter.engine.misses import Miss
 from engine_adapter.engine.request import Mode, Planned, Usage
 from kvstore.absences import Cause
@@ -23,6 +23,11 @@ def test_every_route_is_documented(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert set(re.findall(r"^\| `((?:GET|POST|PUT) [^`]+)`", PAGE, re.MULTILINE)) == routes
+
+
+def test_every_field_of_a_request_is_documented() -> None:
+    fields = {*CompletionFields.model_fields, *ChatFields.model_fields}
+    assert {name for name in fields if f"`{name}`" not in PAGE} == set()
 
 
 def test_every_field_of_kv_is_documented() -> None:

@@ -18,8 +18,10 @@ from api.service import create_app
 from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.assemble import Serving, assemble
+from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.request import Request, Sampling
 from kvstore.errors import OverloadedError
+from tests.api.conftest import CONTEXT_TOKENS
 
 MODEL = "tiny-llama"
 COMPLETION = {"model": MODEL, "prompt": "the cat", "max_tokens": 2}
@@ -67,9 +69,20 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"kv": {"ttl": 5}}, "kv.ttl"),
         ({"kv": []}, "kv"),
         ({"temprature": 1}, "temprature"),
-        ({"n": 2}, "n"),
-        ({"best_of": 3}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"priority": 2**40}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 40}, "n"),
+        ({"n": "2"}, "n"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 1, "best_of": 129}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"echo": True}, "echo"),
         ({"suffix": "!"}, "suffix"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -124,8 +137,12 @@ def test_a_message_has_our_words(client: TestClient, body: object, message: str)
         ),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"n": 2}, "n"),
-        ({"logprobs": True}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 40}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
 def test_a_chat_that_cannot_be_served_is_named(
@@ -184,6 +201,30 @@ def test_a_prompt_beyond_the_context_says_its_length(client: TestClient) -> None
     assert "2000 tokens exceed" in error["message"]
 
 
+def test_a_prompt_as_long_as_the_context_is_refused_and_one_token_less_has_an_answer_of_one(
+    client: TestClient,
+) -> None:
+    whole = {**COMPLETION, "prompt": [5] * CONTEXT_TOKENS}
+    error = error_of(client.post("/v1/completions", json=whole), 400)
+    assert "512 tokens exceed the 511 that the model's context beside an answer holds" in error["message"]
+    answer = client.post("/v1/completions", json={**whole, "prompt": [5] * 511, "ignore_eos": True}).json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_more_answers_than_the_pool_holds_are_refused(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(device_bytes="144KiB")
+    with (
+        closing(assemble(serving_config(settings))) as serving,
+        TestClient(create_app(serving, settings)) as client,
+    ):
+        body = {**COMPLETION, "prompt": [5] * 500, "n": 8}
+        error = error_of(client.post("/v1/completions", json=body), 400)
+        assert error["param"] == "n"
+        assert error["message"] == "n: 8 answers need 39 blocks; the device pool has 36"
+        assert client.post("/v1/completions", json={**body, "n": 2}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -224,7 +265,10 @@ def test_only_the_token_opens_the_service(serving: Serving, make_settings: Calla
         assert client.post("/v1/completions", json=COMPLETION, headers=allowed).status_code == 200
 
 
-def test_a_full_queue_is_429(make_settings: Callable[..., Settings]) -> None:
+def test_a_full_queue_is_429_and_says_when_to_come_back(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Departures, "next_s", lambda *_: 4.2)
     settings = make_settings(max_sequences=1, max_waiting=1)
     with (
         closing(assemble(serving_config(settings))) as serving,
@@ -234,7 +278,7 @@ def test_a_full_queue_is_429(make_settings: Callable[..., Settings]) -> None:
         handles = [serving.engine.submit(long, lambda _: None) for _ in range(2)]
         response = client.post("/v1/completions", json=COMPLETION)
         assert error_of(response, 429)["type"] == "rate_limit_error"
-        assert response.headers["retry-after"] == "1"
+        assert response.headers["retry-after"] == "5"
         for handle in handles:
             serving.engine.cancel(handle)
 

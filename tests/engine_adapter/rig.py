@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from backends.device import DevicePool
 from backends.faulty import Call, Fault, Faulty, flip_byte
 from backends.host import HostBackend
+from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.request import Completion, Delta, Event, Finished, Request, Sampling
@@ -124,6 +125,10 @@ class Events:
     def token_ids(self) -> tuple[int, ...]:
         return tuple(token for event in self.seen if isinstance(event, Delta) for token in event.token_ids)
 
+    @property
+    def num_ended(self) -> int:
+        return sum(isinstance(event, Finished) for event in self.seen)
+
     def wait_for_tokens(self, num: int, timeout_s: float = 10) -> None:
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.token_ids) >= num, timeout_s)
@@ -136,6 +141,12 @@ class Events:
         last = self.seen[-1]
         assert isinstance(last, Finished)
         return last
+
+    def answers(self, num: int, timeout_s: float = 10) -> list[Completion]:
+        """Wait for all ``num`` answers of a request and return them."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self.num_ended == num, timeout_s)
+        return answers_of(self.seen)
 
 
 MakeRig = Callable[..., Rig]

@@ -47,6 +47,11 @@ from tests.eventually import eventually
         ({"top_k": -1}, "top_k"),
         ({"seed": 2**63}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"stop": ("",)}, "stop"),
         ({"stop": ("x" * 257,)}, "stop"),
         ({"stop": ("x",) * 17}, "stop"),
@@ -68,6 +73,8 @@ def test_sampling_out_of_range_is_refused_by_name(bad: dict[str, Any], param: st
         ({"expected_pause_s": float("inf")}, "expected_pause_s"),
         ({"session": ""}, "session"),
         ({"salt": "x" * 1025}, "salt"),
+        ({"priority": 2**31}, "priority"),
+        ({"priority": -(2**31)}, "priority"),
     ],
 )
 def test_a_request_out_of_range_is_refused_by_name(bad: dict[str, Any], param: str) -> None:
@@ -109,8 +116,9 @@ def test_too_many_requests_are_refused_and_later_ones_served(make_rig: MakeRig) 
     accepted = [Events() for _ in range(3)]
     for events in accepted:
         rig.engine.submit(greedy(prompt_of(8, 1), 30), events)
-    with pytest.raises(OverloadedError):
+    with pytest.raises(OverloadedError) as refused:
         rig.engine.submit(greedy(prompt_of(8, 1)), Events())
+    assert (refused.value.num_waiting, refused.value.retry_after_s) == (2, 1.0)
 
     assert [events.finished().reason for events in accepted] == ["length"] * 3
     assert rig.engine.generate(greedy(prompt_of(8, 1))).reason == "length"
@@ -190,7 +198,7 @@ def test_logits_that_are_not_numbers_end_that_request_alone(
 
     def poisoned(runner: ModelRunner, chunks: Sequence[Chunk]) -> torch.Tensor:
         logits = forward(runner, chunks).clone()
-        choosing = [chunk for chunk in chunks if chunk.needs_logits]
+        choosing = [chunk for chunk in chunks if chunk.num_logits]
         for row, chunk in enumerate(choosing):
             if chunk.end == len(bad):
                 logits[row] = float("nan")

@@ -7,7 +7,7 @@ import pytest
 
 from backends.disk import DiskBackend
 from backends.faulty import Fault, Faulty, Operation
-from engine_adapter.engine.request import CacheUse, Request
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from kvstore.arena import Arena
 from kvstore.tier import TierSpec
 from tests.engine_adapter.rig import (
@@ -15,7 +15,6 @@ from tests.engine_adapter.rig import (
     CleanIds,
     Events,
     MakeRig,
-    greedy,
     host_tier,
     moody,
     prompt_of,
@@ -30,9 +29,15 @@ def requests_of(random: Random, num: int) -> list[Request]:
         stem = random.choice(stems)[: random.randrange(1, 150)]
         prompt = stem + prompt_of(random.choice([0, 0, random.randrange(30)]), seed)
         use = random.choice([CacheUse.ON, CacheUse.ON, CacheUse.ON, *CacheUse])
-        requests.append(
-            greedy(prompt, random.randrange(1, 25), cache=use, salt=random.choice(["", "", "tenant"]))
+        sampling = Sampling(
+            temperature=0,
+            max_tokens=random.randrange(1, 25),
+            ignore_eos=True,
+            n=random.choice([1, 1, 1, 2, 4]) if use.writes else 1,
+            prompt_logprobs=random.choice([None, None, None, 0]),
         )
+        salt, priority = random.choice(["", "", "tenant"]), random.choice([0, 0, 1])
+        requests.append(Request(prompt, sampling, use, salt=salt, priority=priority))
     return requests
 
 
@@ -59,12 +64,12 @@ def test_answers_stay_clean_through_pressure_cancellations_and_faults(
             rig.engine.cancel(random.choice(handles))
 
     for request, events in zip(requests, heard, strict=True):
-        finished = events.finished(60)
         expected = clean_ids(request.prompt_ids, request.sampling.max_tokens or 0)
-        assert finished.reason in {"length", "cancelled"}
-        if finished.reason == "length":
-            assert events.token_ids == expected
-            assert sum(finished.usage.tokens_by_source.values()) == len(request.prompt_ids)
-        else:
-            assert events.token_ids == expected[: len(events.token_ids)]
+        first, *others = events.answers(request.sampling.n, 60)
+        for answer in (first, *others):
+            assert answer.reason in {"length", "cancelled"}
+            is_whole = answer.reason == "length"
+            assert answer.token_ids == (expected if is_whole else expected[: len(answer.token_ids)])
+        if first.reason == "length":
+            assert sum(first.usage.tokens_by_source.values()) == len(request.prompt_ids)
     rig.check_at_rest()

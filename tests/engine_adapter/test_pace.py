@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.engine.pace import Pace
-from policies.cost_model import ComputeCost
+from engine_adapter.engine.pace import Pace, calm_s
+from policies.cost_model import ComputeCost, Work
 
 BLOCK = 16
 COST = ComputeCost(step_s=0.02, token_s=0.001, attended_s=0.0)
@@ -95,3 +97,44 @@ def test_a_step_with_nothing_else_in_it_always_goes_on(
     end = pace(loaded_s=loaded_s, cost=cost).end(start, start + num, num_behind)
     assert start <= end <= start + num
     assert end > start or not num
+
+
+def steps(num_tokens: int, most_s: float, cost: ComputeCost = COST) -> list[tuple[int, int]]:
+    """Return the steps in which a prompt is computed beside others that decode."""
+    made, start = list[tuple[int, int]](), 0
+    while start < num_tokens:
+        end = Pace(cost, BLOCK, most_s).end(start, min(num_tokens, start + 512), 1)
+        made.append((start, end))
+        start = end
+    return made
+
+
+def test_beside_those_who_decode_a_long_prompt_is_cut_into_steps_of_equal_length() -> None:
+    growing = ComputeCost(step_s=0.05, token_s=0.0015, attended_s=1e-7)
+    lengths_s = [0.05 + growing.marginal_s(start, end) for start, end in steps(2000, 0.15, growing)]
+
+    assert max(lengths_s) <= 0.05 + 0.15
+    assert max(lengths_s) <= 1.5 * min(lengths_s)
+
+
+def test_what_fits_beside_those_who_decode_is_left_whole() -> None:
+    assert steps(150, 0.15) == [(0, 150)]
+    assert steps(151, 0.15) == [(0, 75), (75, 151)]
+
+
+def test_beside_those_who_decode_something_is_computed_however_slow() -> None:
+    assert steps(40, 0.0) == [(0, 16), (16, 32), (32, 40)]
+
+
+def test_what_one_chunk_leaves_of_the_time_goes_to_the_next() -> None:
+    step = Pace(COST, BLOCK, 0.1505)
+    step.add(0, 100, is_served=False)
+    assert step.end(0, 512, 1) == 50
+    step.add(0, 50, is_served=False)
+    assert step.end(0, 512, 1) == 0
+
+
+def test_a_step_may_be_a_few_times_as_long_as_decoding_alone() -> None:
+    cost = ComputeCost(step_s=0.02, token_s=0.001, attended_s=0.0, decode_s=0.005, context_s=1e-5)
+    assert calm_s(cost, Work(0, 0.0, 2, 1000)) == pytest.approx(3 * (0.02 + 0.01 + 0.01))
+    assert calm_s(cost, Work(0, 0.0)) == calm_s(None, Work(0, 0.0, 2, 1000)) == math.inf

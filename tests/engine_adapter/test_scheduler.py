@@ -51,9 +51,10 @@ class Desk:
         self.planner = Planner(policy, costs, clock, shape, config.max_batched_tokens)
         self._numbers = iter(range(1000))
 
-    def add(self, prompt: list[int], cache: CacheUse = CacheUse.ON) -> Sequence:
+    def add(self, prompt: list[int], cache: CacheUse = CacheUse.ON, priority: int = 0) -> Sequence:
         text = TextStream(Detokenizer(str, bool, bool), ())
-        sequence = Sequence(next(self._numbers), Request(prompt, cache=cache), lambda _: None, text, 0.0)
+        request = Request(prompt, cache=cache, priority=priority)
+        sequence = Sequence(next(self._numbers), request, lambda _: None, text, 0.0)
         self.scheduler.add(sequence)
         return sequence
 
@@ -86,7 +87,7 @@ class Desk:
     def compute(self, works: list[Work]) -> None:
         for work in works:
             work.sequence.move_to(work.end, COMPUTED)
-            if work.needs_logits:
+            if work.chooses:
                 work.sequence.tokens.append(9)
             self.prefix.publish(work.sequence, work.start)
 
@@ -250,7 +251,7 @@ def test_the_youngest_is_preempted_and_comes_back_first(make_desk: MakeDesk) -> 
         desk.turn()
 
     assert desk.scheduler.running == [older]
-    assert list(desk.scheduler.waiting) == [younger, waiting]
+    assert desk.scheduler.waiting == [younger, waiting]
     assert (younger.num_computed, younger.blocks) == (0, [])
     tokens = list(younger.tokens)
     desk.scheduler.remove(older)
@@ -264,3 +265,68 @@ def test_a_sequence_that_needs_more_than_the_pool_cannot_go_on(make_desk: MakeDe
     desk.turn()
 
     assert desk.scheduler.make_room() == [sequence]
+
+
+def test_the_smaller_priority_goes_first_and_among_equals_who_came_first(make_desk: MakeDesk) -> None:
+    desk = make_desk(max_sequences=1)
+    for priority in (0, 5, -5, 0, -5):
+        desk.add(prompt_of(2, priority + 5), priority=priority)
+
+    served = []
+    while desk.scheduler.waiting:
+        served += [sequence.number for sequence in desk.admit_all()]
+        desk.scheduler.remove(desk.scheduler.running[0])
+    assert served == [2, 4, 0, 3, 1]
+
+
+def test_a_prompt_of_better_priority_is_computed_before_one_that_runs(make_desk: MakeDesk) -> None:
+    desk = make_desk()
+    desk.add(prompt_of(25, 1))
+    assert desk.turn() == [(0, 0, 10)]
+    desk.add(prompt_of(12, 2), priority=-1)
+
+    assert [desk.turn() for _ in range(2)] == [[(1, 0, 10)], [(1, 10, 12), (0, 10, 18)]]
+
+
+def test_the_worst_priority_gives_way_however_old(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=6, max_batched_tokens=64)
+    worse, better = desk.add(prompt_of(7, 1), priority=1), desk.add(prompt_of(7, 2))
+
+    while not desk.scheduler.num_preempted:
+        desk.turn()
+
+    assert (desk.scheduler.running, desk.scheduler.waiting) == ([better], [worse])
+
+
+def test_who_is_preempted_comes_back_before_newer_ones_of_its_class_alone(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=6, max_batched_tokens=64)
+    _, younger = desk.add(prompt_of(7, 1)), desk.add(prompt_of(7, 2))
+    desk.turn()
+    newer, better = desk.add(prompt_of(20, 3)), desk.add(prompt_of(20, 4), priority=-1)
+    while not desk.scheduler.num_preempted:
+        desk.turn()
+
+    assert desk.scheduler.waiting == [better, younger, newer]
+
+
+def test_who_is_brought_back_soonest_gives_way_before_a_younger_one(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=10, max_batched_tokens=64)
+    desk.learn_cost(step_s=0.001, token_s=0.001)
+    first, short, long = (desk.add(prompt_of(num, num), CacheUse.OFF) for num in (2, 3, 19))
+
+    while not desk.scheduler.num_preempted:
+        desk.turn()
+
+    assert (desk.scheduler.running, desk.scheduler.waiting) == ([first, long], [short])
+
+
+def test_the_first_of_all_never_gives_way(make_desk: MakeDesk) -> None:
+    desk = make_desk(num_blocks=8, max_batched_tokens=64)
+    desk.learn_cost(step_s=0.001, token_s=0.001)
+    first = desk.add(prompt_of(2, 1), CacheUse.OFF)
+    for seed in (2, 3):
+        desk.add(prompt_of(9, seed), CacheUse.OFF)
+
+    while len(first.tokens) < 8 * BLOCK:
+        assert first.number in [number for number, _, _ in desk.turn()]
+    assert desk.scheduler.num_preempted > 0

@@ -38,7 +38,8 @@ def _fork_blocks(prefix: PrefixCache, first: Sequence, num_spare: int) -> list[i
     pool, blocks = prefix.pool, first.blocks[: prefix.blocks_for(first.num_prompt)]
     keys = [*first.keys, *[b""] * len(blocks)]
     shared = [block for block, key in zip(blocks, keys, strict=False) if _share(pool, block, key)]
-    private = [block for block in blocks if block not in shared]
+    is_shared = frozenset(shared).__contains__
+    private = [block for block in blocks if not is_shared(block)]
     copies = pool.allocate(len(private)) if prefix.can_allocate(len(private) + num_spare) else None
     if copies is None:
         pool.release(reversed(shared))

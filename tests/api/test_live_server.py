@@ -97,13 +97,31 @@ def test_the_openai_client_sees_cached_tokens(client: openai.OpenAI) -> None:
     assert second.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_the_openai_client_reads_several_answers_and_how_likely_their_tokens_were(
+    client: openai.OpenAI, serving: Serving
+) -> None:
+    messages: Any = [{"role": "user", "content": PROMPT}]
+    options: Any = {"n": 2, "logprobs": True, "top_logprobs": 2, "max_tokens": 4, "seed": 1}
+    chat = client.chat.completions.create(
+        model=MODEL, messages=messages, extra_body={"ignore_eos": True}, **options
+    )
+    assert [choice.index for choice in chat.choices] == [0, 1]
+    for choice in chat.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert [len(token.top_logprobs) for token in choice.logprobs.content] == [2] * 4
+    completion = client.completions.create(model=MODEL, prompt=PROMPT, logprobs=1, best_of=3, max_tokens=4)
+    assert completion.choices[0].logprobs is not None
+    assert_nothing_is_held(serving)
+
+
 def test_the_openai_client_lists_models_and_raises_its_own_errors(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served here") as missing:
         client.completions.create(model="gpt-9", prompt="x")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.BadRequestError, match="n: is not supported here"):
-        client.completions.create(model=MODEL, prompt="x", n=2)
+    with pytest.raises(openai.BadRequestError, match="echo: is not supported here"):
+        client.completions.create(model=MODEL, prompt="x", echo=True)
 
 
 def test_requests_side_by_side_get_the_answers_they_get_alone(url: str, serving: Serving) -> None:

@@ -50,8 +50,7 @@ class LoadedModel:
 
     ``kv_shape`` is the shape of one block, ``num_heads`` counts query heads,
     ``attention_kinds`` are the distinct ones of its layers, ``context_tokens`` is the longest sequence
-    the model takes, ``namespace`` the identity of its keys and values. Token ids are below
-    ``vocab_size``.
+    the model takes, ``namespace`` the identity of its keys and values. Token ids are below ``vocab_size``.
     """
 
     name: str

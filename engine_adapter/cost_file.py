@@ -46,7 +46,7 @@ class CostFile:
         lines = {
             tier: state for tier, state in known.lines.items() if media.get(tier) == self._media.get(tier)
         }
-        return KnownCosts(known.steps, lines)
+        return KnownCosts(known.steps, lines, known.loaded_byte_s)
 
     def write(self, known: KnownCosts) -> None:
         """Keep ``known``, in one step. What cannot be written is measured anew at the next start."""
@@ -57,6 +57,7 @@ class CostFile:
             "steps": [{**asdict(step.work), "took_s": step.took_s} for step in known.steps],
             "lines": {tier: asdict(state) for tier, state in known.lines.items()},
             "media": self._media,
+            "loaded_byte_s": known.loaded_byte_s,
         }
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -113,7 +114,6 @@ def _parse(facts: dict[str, Any]) -> KnownCosts:
                 _number(step["attended"]),
                 int(_number(step["decodes"])),
                 int(_number(step["context"])),
-                int(_number(step.get("loaded_bytes", 0))),
             ),
             _number(step["took_s"], _LEAST),
         )
@@ -123,7 +123,7 @@ def _parse(facts: dict[str, Any]) -> KnownCosts:
         str(tier): LineState(_number(state["latency_s"], _LEAST), _number(state["bytes_per_s"], _LEAST))
         for tier, state in facts["lines"].items()
     }
-    return KnownCosts(steps, lines)
+    return KnownCosts(steps, lines, _number(facts.get("loaded_byte_s", 0.0)))
 
 
 def _number(value: Any, least: float = 0.0) -> float:

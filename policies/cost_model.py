@@ -10,14 +10,13 @@ class Work:
     """What one step of the engine computes, in the terms that its cost depends on.
 
     ``attended`` is the sum over the prefill tokens of how many tokens each attends to, ``context``
-    the same over the decoding sequences; ``loaded_bytes`` is what arrives from tiers meanwhile.
+    the same over the decoding sequences.
     """
 
     tokens: int
     attended: float
     decodes: int = 0
     context: int = 0
-    loaded_bytes: int = 0
 
     @classmethod
     def prefill(cls, start: int, end: int) -> Work:
@@ -48,7 +47,6 @@ class ComputeCost:
             + self.attended_s * work.attended
             + self.decode_s * work.decodes
             + self.context_s * work.context
-            + self.loaded_byte_s * work.loaded_bytes
         )
 
     def prefill_s(self, start: int, end: int, chunk_tokens: int) -> float:
@@ -62,11 +60,12 @@ class ComputeCost:
         """Return what the positions ``start`` to ``end`` add to steps that are made anyway."""
         return self.token_s * (end - start) + self.attended_s * attended_between(start, end)
 
-    def beside_loads_s(self, compute_s: float, load_s: float, bytes_per_s: float) -> float:
-        """Return how long computing of ``compute_s`` takes when loads arrive at a rate for ``load_s``."""
-        if not self.loaded_byte_s:  # then the rate may have no end
-            return compute_s
-        return compute_s + self.loaded_byte_s * bytes_per_s * min(compute_s, load_s)
+    def beside_loads_s(self, compute_s: float, nbytes: float, load_s: float) -> float:
+        """Return how long ``compute_s`` of computing take while ``nbytes`` arrive evenly over ``load_s``."""
+        lost_s = self.loaded_byte_s * nbytes
+        if lost_s >= load_s:
+            return compute_s + lost_s
+        return min(compute_s + lost_s, compute_s / (1 - lost_s / load_s))
 
     def scaled(self, factor: float) -> ComputeCost:
         """Return the cost on a machine ``factor`` times as slow."""

@@ -126,13 +126,11 @@ class _Ways:
         self._hole_tokens = _sums(tokens, is_hole)
         self._candidates = [index for index, loadable in enumerate(is_loadable) if loadable]
         flying = request.in_flight
-        self._new_bytes = {
-            source: _sums(
-                [0 if index in flying else request.block_bytes for index in range(len(tiers))],
-                [tier == source for tier in tiers],
-            )
-            for source in sources
-        }
+        all_bytes = [request.block_bytes] * len(tiers)
+        new_bytes = [0 if index in flying else request.block_bytes for index in range(len(tiers))]
+        is_from = {source: [tier == source for tier in tiers] for source in sources}
+        self._loaded_bytes = {source: _sums(all_bytes, is_from[source]) for source in sources}
+        self._new_bytes = {source: _sums(new_bytes, is_from[source]) for source in sources}
         self._last_in_flight = {
             source: max((index for index in flying if tiers[index] == source), default=-1)
             for source in sources
@@ -165,8 +163,7 @@ class _Ways:
             ttft_s = request.compute_queue_s + compute_s
         else:
             head_s += cost.step_s * _steps(head_tokens, request.chunk_tokens)
-            bytes_per_s = sum(request.loads[source].bytes_per_s for source in line_s)
-            head_s = cost.beside_loads_s(head_s, loaded_s, bytes_per_s)
+            head_s = self._beside_loads_s(head_s, first_loaded, loaded_s)
             if not tail_tokens:  # the last token, for its logits
                 tail_s += cost.token_s
             tail_s += cost.step_s * max(1, _steps(tail_tokens, request.chunk_tokens))
@@ -175,6 +172,14 @@ class _Ways:
         cost_s = ttft_s + request.device_price * compute_s
         cost_s += sum(request.line_prices.get(source, 0.0) * busy_s for source, busy_s in line_s.items())
         return Split(first_loaded, self._sources, ttft_s, compute_s, loaded_s, cost_s)
+
+    def _beside_loads_s(self, head_s: float, first_loaded: int, loaded_s: float) -> float:
+        """Return how long the head takes beside what is loaded after those who go first are computed."""
+        left_s = loaded_s - self._request.compute_queue_s
+        if left_s <= 0:
+            return head_s
+        nbytes = sum(sums[-1] - sums[first_loaded] for sums in self._loaded_bytes.values())
+        return self._request.compute.beside_loads_s(head_s, nbytes * left_s / loaded_s, left_s)
 
     def _lines(self, first_loaded: int) -> tuple[int, dict[str, float], float]:
         """Return how many blocks are loaded, how long each line is kept busy, and when all have arrived."""

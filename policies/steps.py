@@ -20,7 +20,6 @@ _LAST_PREFILLS = 7
 _STEPS_BETWEEN_FITS = 16
 _ROUNDS = 200
 _LEAST_S = 1e-9
-_LEAST_LOADED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +33,13 @@ class Step:
 class StepCosts:
     """Fits ``ComputeCost`` to steps. Not thread-safe.
 
-    Steps are sorted into kinds (by tokens, how far back these attend, decoding sequences, and what was
-    loaded beside them); of each kind the last few are kept and their median counts, so that a
-    kind seen often does not outvote the others and one slow step changes nothing.
+    Steps are sorted into kinds (by tokens, how far back these attend, and decoding sequences); of each
+    kind the last few are kept and their median counts, so that a kind seen often does not outvote the
+    others and one slow step changes nothing.
     """
 
     def __init__(self, known: Iterable[Step] = ()) -> None:
-        self._kinds: dict[tuple[int, ...], deque[Step]] = {}
+        self._kinds: dict[tuple[int, int, int], deque[Step]] = {}
         self._last_prefills: deque[Step] = deque(maxlen=_LAST_PREFILLS)
         self._shape: ComputeCost | None = None
         self._num_unfitted = 0
@@ -79,10 +78,9 @@ class StepCosts:
         return [_typical(kept) for kept in self._kinds.values()]
 
 
-def _kind(work: Work) -> tuple[int, ...]:
+def _kind(work: Work) -> tuple[int, int, int]:
     reach = work.attended / work.tokens if work.tokens else work.context / max(1, work.decodes)
-    loaded = _octave(work.loaded_bytes / _LEAST_LOADED_BYTES)
-    return _octave(work.tokens), _octave(reach), _octave(work.decodes), loaded
+    return _octave(work.tokens), _octave(reach), _octave(work.decodes)
 
 
 def _octave(value: float) -> int:
@@ -109,6 +107,4 @@ def _fit(steps: Sequence[Step]) -> ComputeCost:
 
 
 def _features(work: Work) -> tuple[float, ...]:
-    counts = work.tokens, work.decodes, work.context, work.loaded_bytes
-    tokens, decodes, context, loaded_bytes = map(float, counts)
-    return 1.0, tokens, work.attended, decodes, context, loaded_bytes
+    return 1.0, float(work.tokens), work.attended, float(work.decodes), float(work.context)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstore.seams import Offer, Transfer
+from policies.contention import Contention
 from policies.cost_model import ComputeCost, LoadCost, Work
 from policies.lines import Arrival, Line, LineState, Smoothed
 from policies.steps import Step, StepCosts
@@ -27,6 +28,7 @@ class KnownCosts:
 
     steps: tuple[Step, ...] = ()
     lines: Mapping[str, LineState] = field(default_factory=dict)
+    loaded_byte_s: float = 0.0
 
 
 class _Told(NamedTuple):
@@ -54,6 +56,7 @@ class CostBook:
         self._memory_tier = memory_tier
         self._steps = StepCosts(known.steps)
         self._lines = {tier: Line(state) for tier, state in known.lines.items()}
+        self._contention = Contention(known.loaded_byte_s)
         self._copies = Smoothed()
         self._chunk_tokens = chunk_tokens
         self._told: _Told | None = None
@@ -68,7 +71,11 @@ class CostBook:
         """Take note of a step that was made, and has just ended."""
         began_s = now_s - took_s
         loaded_bytes = sum(transfer.raw_bytes for transfer in self._read() if transfer.arrived_s > began_s)
-        self._steps.learn((Step(replace(work, loaded_bytes=loaded_bytes), took_s),))
+        cost = self._steps.cost()
+        if cost is None or not self._contention.is_beside_loads(loaded_bytes):
+            self._steps.learn((Step(work, took_s),))
+        else:
+            self._contention.learn(took_s, cost.of(work), loaded_bytes)
 
     def note_copy(self, took_s: float, now_s: float) -> None:
         """Take note of a block that was copied from our own memory to the device."""
@@ -89,9 +96,10 @@ class CostBook:
     def compute(self) -> ComputeCost | None:
         """Return what steps cost; ``None`` before the first one."""
         cost = self._steps.cost()
-        if cost is None or self._copies.value is None:
-            return cost
-        return replace(cost, loaded_byte_s=cost.loaded_byte_s + 1 / self._copies.value)
+        if cost is None:
+            return None
+        copy_s = 1 / self._copies.value if self._copies.value else 0.0
+        return replace(cost, loaded_byte_s=self._contention.byte_s + copy_s)
 
     def loads(self, now_s: float) -> dict[str, LoadCost]:
         """Return what each tier's next loads cost, for those of which anything is known."""
@@ -149,7 +157,7 @@ class CostBook:
     def known(self) -> KnownCosts:
         """Return what is worth keeping for the next run."""
         self._read()
-        return KnownCosts(tuple(self._steps.typical()), self._states())
+        return KnownCosts(tuple(self._steps.typical()), self._states(), self._contention.byte_s)
 
     def learn_arrivals(self, tier: str, arrivals: Iterable[Arrival]) -> None:
         """Take blocks in that were read to measure a tier."""

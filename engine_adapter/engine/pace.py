@@ -12,6 +12,8 @@ from policies.cost_model import ComputeCost, Work
 # A step with prefill in it lasts at most so many times as long as one that decodes alone.
 _MOST_STRETCH = 4.0
 _LEAST_TOKENS = 16
+# A step that is cut computes at least this part of what it could.
+_LEAST_SHARE = 0.125
 
 
 def decoding(running: Iterable[Sequence]) -> Work:
@@ -35,8 +37,9 @@ class Pace:
         step       S1 ═════════╗ S2 ═══════════════════╗
         S1's loads <═══════════╝ here S1 could go on, and waits for S2
 
-    A chunk delays those before it whose first token comes at the end of the step, or whose loads end
-    before it. Left out, all from it on are delayed by what a step costs for itself. The lesser loss wins.
+    A chunk delays those before it whose first token comes at the end of the step, or who could go on
+    before it. Left out, all from it on may be delayed by what a step costs for itself. The lesser loss
+    wins; where nothing else is in the step, at least a block is computed.
     Made for one step; times in seconds, from its beginning.
 
     Those who decode wait for each step: beside them the prefill takes ``most_s`` at most, and a longer one
@@ -53,7 +56,10 @@ class Pace:
         self._loaded_s: list[float] = []
 
     def end(self, start: int, end: int, num_behind: int) -> int:
-        """Return how far to compute from ``start``, up to ``end``, the first of ``num_behind`` sequences."""
+        """Return how far to compute from ``start``, up to ``end``, the first of ``num_behind`` sequences.
+
+        ``start`` itself means that it has to wait.
+        """
         cost = self._cost
         if cost is None or end <= start:
             return end
@@ -70,7 +76,7 @@ class Pace:
         self._num_served += is_served
 
     def awaits(self, loaded_s: float) -> None:
-        """Note that a sequence cannot go on before its loads have ended, ``loaded_s`` from now."""
+        """Note that a sequence could go on ``loaded_s`` from now, when its loads have ended."""
         self._loaded_s.append(loaded_s)
 
     def _calm_end(self, cost: ComputeCost, start: int, end: int) -> int:
@@ -90,7 +96,10 @@ class Pace:
 
     def _cut(self, cost: ComputeCost, start: int, end: int) -> int:
         """Return the end of the blocks that are computed when the first loads end, or of a short step."""
-        rest_s = max(min(self._loaded_s), cost.step_s) - self._took_s
+        least_s = max(cost.step_s, _LEAST_SHARE * cost.marginal_s(start, end))
+        rest_s = max(min(self._loaded_s), least_s) - self._took_s
+        if rest_s <= 0:
+            return start
         fits = _fitting(cost, start, end, rest_s)
         whole = max(start, fits - fits % self._block_tokens)
         if whole == start and not self._took_s:
@@ -100,5 +109,5 @@ class Pace:
 
 def _fitting(cost: ComputeCost, start: int, end: int, rest_s: float) -> int:
     """Return how far computing comes from ``start`` in ``rest_s``, at most to ``end``."""
-    chunks_s = [cost.marginal_s(start, until) for until in range(start + 1, end + 1)]
-    return start + bisect_right(chunks_s, rest_s)
+    lengths = range(start + 1, end + 1)
+    return start + bisect_right(lengths, rest_s, key=lambda until: cost.marginal_s(start, until))

@@ -30,6 +30,9 @@ _LEAST_REVIEW_S = 0.002
 # Of the time of the engine's thread, at most so much goes into plans.
 _PLANNING_SHARE = 0.04
 _MOST_REVIEW_S = 60.0
+# A pause of the machine in the middle of planning is no reason to plan late.
+_PATIENCE_S = 0.25
+_LONGEST_SHARE = 0.05
 _ANSWER_SHARE = 0.03
 
 
@@ -83,8 +86,9 @@ class Planner:
         if self._is_due(sequence, now_s):
             request = self._request(sequence, now_s)
             planning = self._plan(sequence, self._in_order(request, sequence, order), now_s)
-            num_planned = sum(not other.is_decoding for other in order.running)
-            planning.paid_s = now_s + num_planned * (self._clock.monotonic_s() - now_s) / _PLANNING_SHARE
+            num_planned = max(1, sum(map(_is_reviewed, order.running)))
+            worth_s = num_planned * (self._clock.monotonic_s() - now_s) / _PLANNING_SHARE
+            planning.paid_s = now_s + min(worth_s, max(_PATIENCE_S, _longest_kept_s(planning)))
         sequence.ownership.start()
         order.compute_s += self._remaining_s(sequence)
         for tier, num in sequence.ownership.num_wanted.items():
@@ -236,7 +240,10 @@ def _fault_of(plan: Plan, num_blocks: int) -> str:
     if len(plan.choices) != num_blocks:
         return f"{len(plan.choices)} choices for {num_blocks} blocks"
     prediction = plan.prediction
-    times_s = prediction.ttft_s, prediction.compute_s, prediction.if_computed_s, prediction.if_loaded_s
+    times_s = (
+        prediction.ttft_s, prediction.compute_s, prediction.load_s, prediction.if_computed_s,
+        prediction.if_loaded_s,
+    )  # fmt: skip
     if not all(math.isfinite(time_s) and time_s >= 0 for time_s in times_s):
         return "it predicts times that cannot be"
     tuple(plan.probes)
@@ -245,6 +252,10 @@ def _fault_of(plan: Plan, num_blocks: int) -> str:
 
 def _is_reviewed(sequence: Sequence) -> bool:
     return not sequence.is_decoding and sequence.planning is not None and sequence.ownership.num_loading > 0
+
+
+def _longest_kept_s(planning: Planning) -> float:
+    return _LONGEST_SHARE * planning.latest.prediction.if_computed_s
 
 
 def _due_s(planning: Planning) -> float:

@@ -22,6 +22,9 @@ _rank = attrgetter("rank")
 # Of prompts whose every token is told about: a row of logits is as long as the vocabulary.
 _MOST_PROMPT_LOGITS = 128
 
+# Loads come in clumps: so much later than predicted they may still come at any moment.
+_LATE_S = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -181,11 +184,11 @@ class Scheduler:
             return None
         start = sequence.num_computed
         limit = min(sequence.num_prefill, start + budget)
-        end = self._prefix.computable_end(sequence, limit, elsewhere)
-        end = pace.end(start, end, num_behind)
+        computable = self._prefix.computable_end(sequence, limit, elsewhere)
+        end = pace.end(start, computable, num_behind)
         pace.add(start, end, is_served=end == sequence.num_prefill)
-        if (loaded_s := self._loaded_s(sequence, end)) is not None:
-            pace.awaits(loaded_s)
+        if end == computable < limit and (ready_s := self._ready_s(sequence, end)) is not None:
+            pace.awaits(ready_s)
         if end == start:
             return None
         self._prefix.begin_computing(sequence, start, end)
@@ -198,12 +201,17 @@ class Scheduler:
             sequence.answer_due_s = None
         return sequence.answer_due_s is not None
 
-    def _loaded_s(self, sequence: Sequence, position: int) -> float | None:
-        """Return in how many seconds the loads should end that computing waits for at ``position``."""
+    def _ready_s(self, sequence: Sequence, position: int) -> float | None:
+        """Return in how many seconds computing should be able to go on at ``position``.
+
+        ``None`` where that cannot be told: the loads it waits for are late, or nothing is known of them.
+        """
         index = position // self._prefix.pool.shape.block_tokens
         if sequence.planning is None or sequence.ownership.owner(index) is not Owner.LOAD:
-            return None
-        return max(0.0, sequence.planning.loaded_by_s - self._clock.monotonic_s())
+            return 0.0
+        left_s = sequence.planning.loaded_by_s - self._clock.monotonic_s()
+        is_known = sequence.planning.latest.prediction.load_s > 0
+        return max(0.0, left_s) if is_known and left_s > -_LATE_S else None
 
     def _victim(self) -> Sequence:
         """Return who gives way: of the worst priority whoever is brought back soonest, then the youngest.

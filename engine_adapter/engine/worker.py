@@ -14,6 +14,8 @@ from kvstore.errors import EngineClosedError
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_WAIT_S = 60.0
+
 Message = Callable[[], object]
 """Something to do between two turns."""
 
@@ -67,8 +69,8 @@ class Worker:
     def send(self, message: Message) -> None:
         """Let ``message`` be handled for sure; never blocks. Raises ``EngineClosedError``."""
         with self._lock:
-            if self._refusal:
-                raise EngineClosedError(self._refusal)
+            if self._refusal or self._thread is None:
+                raise EngineClosedError(self._refusal or "it has not begun")
             self._inbox.put(message)
 
     def call(self, action: Callable[[], None]) -> None:
@@ -87,13 +89,15 @@ class Worker:
     def close(self, deadline_s: float) -> bool:
         """Make no more turns; returns within ``deadline_s``, ``False`` if the last one lasts longer.
 
-        Idempotent.
+        On the thread itself it does not wait. Idempotent.
         """
         with self._lock:
             self._refusal = self._refusal or "it is closed"
         self.wake()
         if self._thread is None:
             return True
+        if self._thread is current_thread():
+            return False
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
@@ -102,30 +106,39 @@ class Worker:
             while not self._refusal:
                 has_moved = turns.turn()
                 self._handle_messages(None if has_moved else turns)
-        except Exception as error:  # noqa: BLE001 - whoever asks hears of it
-            _log.exception("the engine's loop broke")
+        except BaseException as error:  # noqa: BLE001 - whoever asks hears of it
+            _log.exception("the %s's thread broke", self._name)
             self._failure = f"its loop broke: {error}"
         finally:
             with self._lock:
                 self._refusal = self._failure or self._refusal
-            self._handle_messages(None)
+            self._answer_the_last()
             turns.end(self._failure)
 
     def _handle_messages(self, idle: Turns | None) -> None:
         """Do what others ask; when ``idle``, wait for a message or the next thing that is due."""
         try:
             if idle is not None:
-                self._inbox.get(timeout=idle.idle_s())()
+                due_s = idle.idle_s()
+                self._inbox.get(timeout=None if due_s is None else min(due_s, _LONGEST_WAIT_S))()
             while True:
                 self._inbox.get_nowait()()
         except Empty:
             return
 
+    def _answer_the_last(self) -> None:
+        """Handle every message that is left, whatever one of them raises: somebody may wait for it."""
+        while not self._inbox.empty():
+            try:
+                self._inbox.get_nowait()()
+            except BaseException:  # noqa: BLE001 - likewise
+                _log.exception("the %s's thread broke", self._name)
+
 
 def _run_into(done: Future[None], action: Callable[[], None]) -> None:
     try:
         action()
-    except Exception as error:  # noqa: BLE001 - it is raised where the action was asked for
+    except BaseException as error:  # noqa: BLE001 - it is raised where the action was asked for
         done.set_exception(error)
     else:
         done.set_result(None)

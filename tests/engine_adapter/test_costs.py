@@ -101,7 +101,8 @@ def test_what_is_loaded_beside_a_step_and_copied_after_it_takes_time_from_comput
         num_blocks = 20 * (ended_s % 2)
         for _ in range(num_blocks):
             costs.note_transfer(Transfer("disk", ended_s - 0.9, ended_s - 0.1, 500, BLOCK_BYTES, 0.0))
-        costs.note_transfer(Transfer("disk", ended_s - 0.9, ended_s - 0.7, 500, BLOCK_BYTES, 0.0))
+        for _ in range(20 - num_blocks):  # before the step
+            costs.note_transfer(Transfer("disk", ended_s - 0.9, ended_s - 0.7, 500, BLOCK_BYTES, 0.0))
         costs.note_step(Work.prefill(0, 512), 0.5 + 0.005 * num_blocks, float(ended_s))
     cost = costs.compute()
     assert cost is not None

@@ -65,15 +65,31 @@ def test_a_chunk_that_is_hardly_longer_than_the_loads_is_left_whole() -> None:
 
 
 def test_a_step_is_not_shorter_than_what_it_costs_for_itself() -> None:
-    assert pace(loaded_s=0.0).end(0, 512, 1) == 16
+    assert pace(loaded_s=0.0).end(0, 100, 1) == 16
     slow = ComputeCost(step_s=0.1, token_s=0.001, attended_s=0.0)
     assert pace(loaded_s=0.0, cost=slow).end(0, 512, 1) == 96
 
 
+def test_a_step_that_is_cut_computes_an_eighth_of_what_it_could() -> None:
+    assert pace(loaded_s=0.0).end(0, 512, 1) == 64
+
+
+def test_the_first_loads_to_end_say_where_a_chunk_is_cut_and_each_that_waits_counts() -> None:
+    step = pace(loaded_s=0.1)
+    step.awaits(0.2)
+    assert step.end(0, 512, 1) == 96
+    # 105 tokens make one wait 5 ms and the other not at all; twelve such are as much as three steps.
+    assert step.end(0, 119, 1) == 119
+    both = pace(loaded_s=0.1)
+    both.awaits(0.1)
+    assert both.end(0, 111, 1) == 96
+    assert both.end(0, 109, 1) == 109
+
+
 def test_at_least_one_block_is_computed_when_nothing_else_is() -> None:
     slow = ComputeCost(step_s=0.001, token_s=0.001, attended_s=0.0)
-    assert pace(loaded_s=0.0, cost=slow).end(0, 512, 1) == 16
-    assert pace(loaded_s=0.0, cost=slow).end(10, 512, 1) == 16
+    assert pace(loaded_s=0.0, cost=slow).end(0, 100, 1) == 16
+    assert pace(loaded_s=0.0, cost=slow).end(10, 100, 1) == 16
 
 
 def test_beside_other_chunks_what_does_not_fit_is_left_for_the_next_step() -> None:

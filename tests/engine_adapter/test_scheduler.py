@@ -149,6 +149,7 @@ def test_who_waits_for_loads_does_not_wait_for_a_long_chunk_of_the_next(make_des
     desk.prefix.clear()
     again, other = desk.add(prompt), desk.add(prompt_of(20, 2))
     desk.learn_cost(step_s=0.0, token_s=0.001)
+    desk.costs.note_copy(0.001, 0.0)
     desk.admit_all(collects=False)
 
     works = desk.scheduler.plan()
@@ -157,6 +158,45 @@ def test_who_waits_for_loads_does_not_wait_for_a_long_chunk_of_the_next(make_des
     desk.prefix.collect(again, 0.0)
     works = desk.scheduler.plan()
     assert [(work.sequence, work.start, work.end) for work in works] == [(again, 20, 22)]
+
+
+def test_loads_of_which_nothing_is_known_hold_nobody_up(make_desk: MakeDesk) -> None:
+    desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
+    first = desk.add(prompt)
+    desk.turn()
+    desk.scheduler.remove(first)
+    desk.prefix.clear()
+    _, other = desk.add(prompt), desk.add(prompt_of(20, 2))
+    desk.learn_cost(step_s=0.0, token_s=0.001)
+    desk.admit_all(collects=False)
+
+    assert [(work.sequence, work.start, work.end) for work in desk.scheduler.plan()] == [(other, 0, 20)]
+
+
+def test_who_comes_to_a_ready_block_does_not_wait_for_a_long_chunk_of_the_next(make_desk: MakeDesk) -> None:
+    desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
+    first = desk.add(prompt)
+    desk.turn()
+    keys = list(first.keys)
+    desk.scheduler.remove(first)
+    desk.prefix.clear()
+    assert desk.store.evict(keys[:1]) == 1
+    desk.add(prompt)
+    desk.add(prompt_of(30, 2))
+    desk.learn_cost(step_s=0.0, token_s=0.001)
+
+    assert [desk.turn() for _ in range(2)] == [[(1, 0, 4)], [(1, 20, 22)]]
+
+
+def test_a_chunk_that_saves_those_behind_it_a_step_joins(make_desk: MakeDesk) -> None:
+    desk = make_desk(max_batched_tokens=64, max_sequences=3)
+    desk.learn_cost(step_s=0.004, token_s=0.001)
+    for length in (7, 10, 11, 12):
+        desk.add(prompt_of(length, length))
+
+    # The second costs the first 10 ms and saves itself and two others 4 ms each, one not admitted yet;
+    # the third would cost two 11 ms each.
+    assert desk.turn() == [(0, 0, 7), (1, 0, 10)]
 
 
 def test_running_sequences_decode_before_anybody_is_prefilled(make_desk: MakeDesk) -> None:

@@ -198,17 +198,40 @@ def test_blocks_on_their_way_cost_no_more_than_the_queue_they_are_part_of() -> N
     assert best.first_loaded == 4
 
 
+def slowed(request: PlanRequest, byte_s: float) -> Splits:
+    return Splits(replace(request, compute=replace(EVENLY, loaded_byte_s=byte_s)))
+
+
 def test_what_loads_take_from_computing_is_counted_while_they_flow() -> None:
-    # At break-even each block that arrives costs computing half of its own time.
-    slowed = replace(EVENLY, loaded_byte_s=0.5 / BREAK_EVEN)
-    request = about(["disk"] * 100, {"disk": line(1)}, compute=slowed)
-    splits = Splits(request)
-    # 40 blocks are computed while 60 are loaded: 1.5 times as slow.
-    assert splits.best().first_loaded == 40
-    assert splits.at(40).compute_s == pytest.approx((60 + 5 / 16) * BLOCK_COMPUTE_S)
-    # 80 are computed: 20 of them beside as many loads, which cost the time of 10 blocks.
-    assert splits.at(80).compute_s == pytest.approx((90 + 5 / 16) * BLOCK_COMPUTE_S)
-    assert splits.all_computed().compute_s == pytest.approx((100 + 5 / 16) * BLOCK_COMPUTE_S)
+    # At break-even each block that arrives costs computing half the time of one.
+    splits = slowed(about(["disk"] * 90, {"disk": line(1)}), 0.5 / BREAK_EVEN)
+    # While 60 blocks are loaded 30 are computed, at half the speed.
+    assert splits.best().first_loaded == 30
+    assert splits.at(30).compute_s == pytest.approx((60 + 5 / 16) * BLOCK_COMPUTE_S)
+    # 80 are computed: each of the 10 that are loaded beside them costs half a block.
+    assert splits.at(80).compute_s == pytest.approx((85 + 5 / 16) * BLOCK_COMPUTE_S)
+    assert splits.all_computed().compute_s == pytest.approx((90 + 5 / 16) * BLOCK_COMPUTE_S)
+
+
+def test_where_loading_needs_the_whole_processor_doing_both_gains_nothing() -> None:
+    splits = slowed(about(["disk"] * 90, {"disk": line(1)}), 1 / BREAK_EVEN)
+    for first_loaded in range(91):
+        assert splits.at(first_loaded).ttft_s == pytest.approx((90 + 5 / 16) * BLOCK_COMPUTE_S, rel=0.01)
+
+
+def test_only_bytes_that_are_loaded_take_something_from_computing() -> None:
+    byte_s = 0.5 / BREAK_EVEN
+    head_s = 50 * BLOCK_COMPUTE_S
+    rest_s = 5 / 16 * BLOCK_COMPUTE_S
+    late = slowed(about(["disk"] * 51, {"disk": line(1, latency_s=10.0)}), byte_s)
+    assert late.at(50).compute_s < head_s + 0.6 * BLOCK_COMPUTE_S + rest_s
+    # Two lines: one block of a quick one beside 20 of a slow one.
+    tiers = ["disk"] * 50 + ["redis"] * 20 + ["host"]
+    two = slowed(about(tiers, {"disk": line(1), "redis": line(0.1), "host": line(1000)}), byte_s)
+    assert two.at(50).compute_s <= head_s + 21 * 0.5 * BLOCK_COMPUTE_S + rest_s + 1e-9
+    # What has arrived before those who go first are computed costs nothing.
+    queued = about(["disk"] * 60, {"disk": line(1)}, compute_queue_s=1.0)
+    assert slowed(queued, byte_s).at(50).compute_s == pytest.approx(head_s + rest_s)
 
 
 def test_a_started_block_is_computed_to_its_end() -> None:

@@ -109,22 +109,6 @@ def test_no_cost_is_ever_negative(steps: list[tuple[int, int, int, float]]) -> N
     assert cost is None or min(astuple(cost)) >= 0
 
 
-def test_what_loads_take_from_steps_is_told_apart_from_the_steps_themselves() -> None:
-    contended = replace(LARGE, loaded_byte_s=2e-9)
-    random = Random(3)
-    works_beside_loads = [
-        replace(work, loaded_bytes=random.choice([0, 0, 10**7, 10**8])) for work in works(random, 200)
-    ]
-    costs = learnt(
-        [Step(work, contended.of(work) * random.uniform(0.95, 1.05)) for work in works_beside_loads]
-    )
-    cost = costs.cost()
-    assert cost is not None
-    assert cost.loaded_byte_s == pytest.approx(2e-9, rel=0.15)
-    for start, end in RANGES:
-        assert prefill_s(costs, start, end) == pytest.approx(LARGE.prefill_s(start, end, 512), rel=0.15)
-
-
 def test_steps_that_say_nothing_are_left_out() -> None:
     costs = StepCosts([Step(Work(0, 0.0), 1.0), Step(Work.prefill(0, 16), 0.0)])
     assert costs.cost() is None

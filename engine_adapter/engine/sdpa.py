@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from engine_adapter.engine.attention import Attend, Span
+from engine_adapter.engine.kv_forms import Kept, read
 
 # On a CPU, copying short sequences together costs less than one call each; from about 1,000 tokens
 # on, reading each where it lies does.
@@ -46,9 +47,7 @@ class SdpaAttention:
 class _Step:
     parts: Sequence[_Sequence | _Gathered]
 
-    def __call__(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
         if len(self.parts) == 1:
             return self.parts[0].attend(query, keys, values, scaling)
         _, num_heads, num_rows, dim = query.shape
@@ -67,9 +66,7 @@ class _Sequence:
     end: int
     mask: torch.Tensor | None
 
-    def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
         key, value = self._read(keys, query.dtype), self._read(values, query.dtype)
         if query.shape[2] == 1:
             return _attend_single(query.transpose(1, 2), key, value, None, scaling)
@@ -78,10 +75,10 @@ class _Sequence:
         )
         return out.transpose(1, 2)
 
-    def _read(self, layer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        runs = [layer[run] for run in self.runs]
+    def _read(self, layer: Kept, dtype: torch.dtype) -> torch.Tensor:
+        runs = [read(layer, run, dtype) for run in self.runs]
         tokens = runs[0] if len(runs) == 1 else torch.cat(runs)
-        return tokens[: self.end].to(dtype).transpose(0, 1).unsqueeze(0)
+        return tokens[: self.end].transpose(0, 1).unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +89,14 @@ class _Gathered:
     slots: torch.Tensor
     mask: torch.Tensor
 
-    def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
         key, value = self._read(keys, query.dtype), self._read(values, query.dtype)
         out = _attend_single(query.permute(2, 0, 1, 3), key, value, self.mask, scaling)
         return out.transpose(0, 1)
 
-    def _read(self, layer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        tokens = layer.index_select(0, self.slots.view(-1)).to(dtype)
-        return tokens.view(*self.slots.shape, *layer.shape[1:]).transpose(1, 2)
+    def _read(self, layer: Kept, dtype: torch.dtype) -> torch.Tensor:
+        tokens = read(layer, self.slots.view(-1), dtype)
+        return tokens.view(*self.slots.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
 def _attend_single(

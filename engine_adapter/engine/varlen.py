@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from engine_adapter.engine.attention import Attend, Span
+from engine_adapter.engine.kv_forms import Kept, ScaledPlane
 
 _CAUSAL = (-1, 0)
 
@@ -51,9 +52,9 @@ class _Step:
     max_queries: int
     max_keys: int
 
-    def __call__(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+    def __call__(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
+        if isinstance(keys, ScaledPlane) or isinstance(values, ScaledPlane):
+            raise TypeError("it reads plain keys and values alone")
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent from an older torch
 
         pages = (-1, self.block_tokens, *keys.shape[1:])

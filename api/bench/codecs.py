@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from api.bench.codecs_reader import Kept, Reader
-from api.bench.timing import medians
+from api.bench.timing import Work, medians
 from api.demo.scenario import document
 from api.prompts import encode_text
 from backends.byte_planes import BytePlanes
@@ -111,7 +111,7 @@ class CodecsBench:
         """Keep the first form's keys and values in this one: errors, rates, and how far they compress."""
         num_clamped = reader.write(kept)
         found = reader.kept()
-        sides = {"encode": partial(reader.write, kept), "decode": reader.kept}
+        sides: dict[str, Work] = {"encode": partial(reader.write, kept), "decode": reader.kept}
         took_s = medians(sides, self.rounds)
         nbytes = sum(tensor.numel() * 4 for layer in kept for tensor in layer)
         num_keys = sum(keys.numel() for keys, _ in kept)

@@ -182,3 +182,19 @@ def test_a_model_without_finite_keys_is_refused(tiny_folder: Path, tmp_path: Pat
     load_model(tmp_path)
     with pytest.raises(ModelRefusedError, match="computes keys that are not finite"):
         load_model(tmp_path, kv_dtype="int8")
+
+
+def test_the_range_allows_for_what_rope_turns_up_late(
+    make_rig: MakeRig, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Half of the channels begin at nothing, and slow ones among them are large at the context's end alone."""
+    turned: Any = LlamaForCausalLM.from_pretrained(tiny_folder)
+    for layer in turned.model.layers:
+        rows = layer.self_attn.k_proj.weight.data.view(NUM_KV_HEADS, HEAD_DIM, -1)
+        rows[:, HEAD_DIM // 2 :] = 0
+    turned.save_pretrained(tmp_path)
+    rig = make_rig(num_blocks=256, model=load_model(tmp_path, block_tokens=BLOCK_TOKENS, kv_dtype="int8"))
+    num_tokens = 2000
+    rig.engine.generate(greedy(prompt_of(num_tokens, 1), 1))
+    num_keys = num_tokens * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM
+    assert rig.engine.statistics().num_clamped < num_keys / 5000

@@ -8,8 +8,8 @@ are so for every token: each channel of a head has a scale of its own. Values ha
 token has a scale for each head, taken from the token itself and kept beside it. The split is that of KIVI
 (Liu et al., 2024, arXiv 2402.02750) and KVQuant (Hooper et al., 2024, arXiv 2401.18079); the latter
 measures the scales of the keys ahead, as ``key_scales`` does. A key beyond its channel's range is clamped
-and counted. In int8 a key that is not a number is kept as 0; values of a token and head among which one is
-not finite come back as not a number, all of them, and no other token is touched.
+and counted; one that is not a number is kept as 0 and counted too. Values of a token and head among which
+one is not finite come back as not a number, all of them, and no other token is touched.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ LARGEST_CODE = {torch.int8: 127.0, FP8: 448.0}
 """The largest code of each scaled form; the smallest is its negative."""
 
 _VERSION = 1
+_FP8_OVER_HALF = 2.0**8
 _LEAST_SCALE = torch.finfo(SCALE_DTYPE).tiny
 
 
@@ -52,6 +53,8 @@ class ScaledPlane:
         # Bytes, because torch selects them on every device.
         codes = _take(self.codes.view(torch.uint8), slots).view(self.codes.dtype)
         scales = _take(self.scales, slots) if self.are_by_token else self.scales
+        if codes.dtype == FP8 and not codes.is_cuda:
+            return _halves_of_fp8(codes).to(dtype).mul_((scales * _FP8_OVER_HALF).to(dtype))
         return codes.to(dtype).mul_(scales.to(dtype))
 
     def write(self, slots: torch.Tensor, codes: torch.Tensor) -> None:
@@ -112,12 +115,10 @@ class ScaledLayer:
 
 
 def encode(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the codes of ``numbers``: the nearest ones, clamped to what ``dtype`` holds."""
+    """Return the codes of ``numbers``: the nearest ones, of what is too large the last, else 0."""
     largest = LARGEST_CODE[dtype]
-    scaled = (numbers.float() / scales).clamp_(-largest, largest)
-    if dtype == torch.int8:
-        scaled = scaled.round_().nan_to_num_(0.0)
-    return scaled.to(dtype)
+    scaled = (numbers.float() / scales).clamp_(-largest, largest).nan_to_num_(0.0)
+    return (scaled.round_() if dtype == torch.int8 else scaled).to(dtype)
 
 
 def value_scales(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -200,3 +201,14 @@ def require_convertible(dtype: torch.dtype, device: torch.device) -> None:
 
 def _take(numbers: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
     return numbers[slots] if isinstance(slots, slice) else numbers.index_select(0, slots)
+
+
+def _halves_of_fp8(codes: torch.Tensor) -> torch.Tensor:
+    """Return fp16 numbers that are ``_FP8_OVER_HALF`` times smaller, by moving bits.
+
+    torch itself converts e4m3 number by number on a CPU, several times more slowly. Its codes for what is no
+    number, which ``encode`` never gives, are taken for 480.
+    """
+    # Exponent and mantissa go to the same places of fp16, whose exponent has one bit more: it is cleared.
+    bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    return bits.view(torch.float16)

@@ -15,6 +15,7 @@ from engine_adapter.engine.kv_forms import (
     SCALE_DTYPE,
     PoolLayer,
     ScaledLayer,
+    ScaledPlane,
     encode,
     form_name,
     layer_of,
@@ -124,6 +125,14 @@ def test_any_values_fit_the_scale_of_their_token(tokens: object, dtype: torch.dt
     found = encode(exact, scales, dtype).float() * scales
     step = exact.abs().amax(-1, keepdim=True) / (127 if dtype == torch.int8 else 14)
     assert ((found - exact).abs() <= step / 2 * 1.01 + 1e-35).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_code_of_fp8_is_read_as_torch_reads_it(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8)
+    codes = codes[~codes.float().isnan()].view(-1, 1, 1)
+    plane = ScaledPlane(codes, torch.full((1, 1, 1), 0.5), are_by_token=False)
+    assert torch.equal(plane.read(ALL, dtype), codes.to(dtype) * 0.5)
 
 
 @pytest.mark.parametrize("dtype", EIGHT_BITS)

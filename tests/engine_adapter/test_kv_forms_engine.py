@@ -187,7 +187,7 @@ def test_a_model_without_finite_keys_is_refused(tiny_folder: Path, tmp_path: Pat
 def test_the_range_allows_for_what_rope_turns_up_late(
     make_rig: MakeRig, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """Half of the channels begin at nothing, and slow ones among them are large at the context's end alone."""
+    """Half of the channels begin at nothing, and slow ones among them are large at the end alone."""
     turned: Any = LlamaForCausalLM.from_pretrained(tiny_folder)
     for layer in turned.model.layers:
         rows = layer.self_attn.k_proj.weight.data.view(NUM_KV_HEADS, HEAD_DIM, -1)

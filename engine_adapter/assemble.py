@@ -128,7 +128,9 @@ def builtin_registry() -> Registry:
 
 def attention_for(model: LoadedModel) -> AttentionBackend:
     """Return the first attention that works for ``model``; logs why others do not."""
-    choice = choose_attention(model.num_heads, model.kv_shape, model.compute_dtype, model.device)
+    choice = choose_attention(
+        model.num_heads, model.kv_shape, model.compute_dtype, model.device, model.attention_kinds
+    )
     for name, reason in choice.rejected.items():
         _log.warning("attention is not computed by %s: it %s", name, reason)
     return choice.attention

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from api.cli import build_cli
+from engine_adapter.engine.support import SUPPORTED_ARCHITECTURES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -49,6 +50,11 @@ def test_every_page_is_in_the_index() -> None:
     index = (REPOSITORY / "docs" / "index.md").read_text()
     pages = {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
     assert {name for name in pages if f"({name})" not in index} == set()
+
+
+def test_every_family_that_is_served_is_documented() -> None:
+    page = (REPOSITORY / "docs" / "models.md").read_text().partition("## What is refused")[0]
+    assert {name for name in SUPPORTED_ARCHITECTURES if f"`{name}`" not in page} == set()
 
 
 def commands_of(command: Any, name: str = "") -> Iterator[str]:

@@ -8,12 +8,12 @@ reads K and V from the pool alone, and computed and reloaded tokens see the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from engine_adapter.engine.kv_forms import Kept, PoolLayer
 
@@ -47,14 +47,36 @@ class Span:
         return self.end - self.start == 1
 
 
-class Attend(Protocol):
-    """Attention of one step, the same in every layer."""
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What sets a layer's attention apart from another's.
 
-    def __call__(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
+    A query sees the ``window`` last keys, its own included, or all where it is ``None``. Scaled
+    scores ``s`` become ``softcap * tanh(s / softcap)`` unless that is ``None``.
+    """
+
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Attend(Protocol):
+    """Attention of one step, called by every layer."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: Kept,
+        values: Kept,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
         """Attend causally with each sequence's queries to its own keys and values.
 
         ``query`` is ``[1, num_heads, rows, head_dim]``, ``keys`` and ``values`` are one layer of the
-        pool in its form. Returns ``[1, rows, num_heads, head_dim]``.
+        pool in its form; ``window`` and ``softcap`` are those of
+        ``AttentionKind``. Returns ``[1, rows, num_heads, head_dim]``. Raises ``NotImplementedError``
+        for a kind of attention that this backend does not offer.
         """
         ...
 
@@ -67,8 +89,19 @@ class AttentionBackend(Protocol):
     def plan(
         self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> Attend:
-        """Prepare one step, whose queries are of ``dtype``: what all layers share is made here, once."""
+        """Prepare one step, whose queries are of ``dtype``: what layers share is made once."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What transformers' model code gets in place of a mask: no tensor, only what it would hold.
+
+    ``sees`` tells for tensors of query and key positions whether one sees the other.
+    """
+
+    window: int | None
+    sees: Callable[..., torch.Tensor]
 
 
 class PagedCache:
@@ -86,10 +119,30 @@ class PagedCache:
         layer.write(self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         return layer.keys, layer.values
 
+    def get_query_offset(self, _layer_idx: int) -> int:
+        """Return nothing of use: asked for the size of masks, of which none is made."""
+        return 0
+
+    def get_mask_sizes(self, num_queries: int, _layer_idx: int) -> tuple[int, int]:
+        """Return nothing of use, likewise."""
+        return num_queries, 0
+
 
 def register_attention() -> None:
     """Make ``ATTENTION_NAME`` known to transformers; harmless when it is already."""
-    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+    register_as(ATTENTION_NAME, _paged_attention)
+
+
+def register_as(name: str, function: Callable[..., tuple[torch.Tensor, None]]) -> None:
+    """Make ``function`` known to transformers as an attention whose masks are ``Mask``."""
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, _mask)
+
+
+def _mask(
+    *, mask_function: Callable[..., torch.Tensor], local_size: int | None = None, **_facts: Any
+) -> Mask:
+    return Mask(local_size, mask_function)
 
 
 def _paged_attention(
@@ -97,10 +150,12 @@ def _paged_attention(
     query: torch.Tensor,
     key: Kept,
     value: Kept,
-    _mask: None,
+    attention_mask: Mask,
     scaling: float,
     *,
     attend: Attend,
+    softcap: float | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    return attend(query, key, value, scaling), None
+    # The mask has the window in every family; the argument of that name is for kernels without masks.
+    return attend(query, key, value, scaling, attention_mask.window, softcap), None

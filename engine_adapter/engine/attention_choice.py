@@ -2,18 +2,18 @@
 
 Kernels differ in what they take (dtype, head size, size of a block) and refuse late, or align a
 causal mask otherwise than asked. So none is trusted by its name: each is tried at start-up on
-small random data of the model's own shape.
+small random data of the model's own shape, with each kind of attention that its layers use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from backends.kv_shape import KVShape
-from engine_adapter.engine.attention import AttentionBackend, Span
+from engine_adapter.engine.attention import AttentionBackend, AttentionKind, Span
 from engine_adapter.engine.kv_forms import Kept, layer_of, read
 from engine_adapter.engine.sdpa import CPU_GATHER_TOKENS, SdpaAttention
 from engine_adapter.engine.varlen import VarlenAttention
@@ -35,12 +35,18 @@ class Choice:
     rejected: dict[str, str]
 
 
-def choose_attention(num_heads: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> Choice:
-    """Return the attention for a model on ``device`` that computes in ``dtype``.
+def choose_attention(
+    num_heads: int,
+    shape: KVShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    kinds: Iterable[AttentionKind],
+) -> Choice:
+    """Return the attention for a model on ``device`` that computes in ``dtype``, with layers of ``kinds``.
 
-    Runs each candidate once on random data. Raises ``ConfigError`` when none is right.
+    Runs candidates on random data. Raises ``ConfigError`` when none is right.
     """
-    return first_that_agrees(_candidates(device), num_heads, shape, dtype, device)
+    return first_that_agrees(_candidates(device), num_heads, shape, dtype, device, kinds)
 
 
 def first_that_agrees(
@@ -49,15 +55,17 @@ def first_that_agrees(
     shape: KVShape,
     dtype: torch.dtype,
     device: torch.device,
+    kinds: Iterable[AttentionKind],
 ) -> Choice:
-    """Return the first of ``candidates`` that gives what plain arithmetic gives.
+    """Return the first of ``candidates`` that gives what plain arithmetic gives for all ``kinds``.
 
     A candidate may raise anything. Raises ``ConfigError`` when none agrees, with each one's reason.
     """
     rejected: dict[str, str] = {}
     sample = _Sample.random(num_heads, shape, dtype, device)
+    tried = _tried(kinds, shape.block_tokens)
     for candidate in candidates:
-        reason = _objection(candidate, sample)
+        reason = next((why for kind in tried if (why := _objection(candidate, sample, kind))), None)
         if reason is None:
             return Choice(candidate, rejected)
         rejected[candidate.name] = reason
@@ -97,12 +105,24 @@ class _Sample:
         return cls(query.to(device, dtype), layer.keys, layer.values, tuple(spans), size)
 
 
-def _objection(candidate: AttentionBackend, sample: _Sample) -> str | None:
-    query, expected = sample.query, _reference(sample)
+def _tried(kinds: Iterable[AttentionKind], block_tokens: int) -> list[AttentionKind]:
+    """Return ``kinds`` without repetition, each window also as short as it must be to matter here."""
+    longest = block_tokens // 2 + 2
+    tried: list[AttentionKind] = []
+    for kind in kinds:
+        tried.append(kind)
+        if kind.window is not None:
+            tried.append(replace(kind, window=min(kind.window, longest)))
+    return list(dict.fromkeys(tried))
+
+
+def _objection(candidate: AttentionBackend, sample: _Sample, kind: AttentionKind) -> str | None:
+    query, scaling = sample.query, _scaling(sample, kind)
+    expected = _reference(sample, kind, scaling)
     try:
         attend = candidate.plan(sample.spans, sample.block_tokens, query.dtype, query.device)
         with torch.inference_mode():
-            out = attend(query, sample.keys, sample.values, _SCALING).cpu().float()
+            out = attend(query, sample.keys, sample.values, scaling, kind.window, kind.softcap).cpu().float()
     except Exception as error:  # noqa: BLE001 - a kernel that is missing or refuses may raise anything
         return f"fails: {one_line(error)}"
     if out.shape != expected.shape:
@@ -111,18 +131,28 @@ def _objection(candidate: AttentionBackend, sample: _Sample) -> str | None:
     return None if distance < _TOLERANCE[query.dtype] else f"is wrong by {distance:.3g}"
 
 
-def _reference(sample: _Sample) -> torch.Tensor:
+def _scaling(sample: _Sample, kind: AttentionKind) -> float:
+    """Return a factor for scores that a cap bends, so that one that is left out shows."""
+    return _SCALING if kind.softcap is None else kind.softcap / (8 * sample.query.shape[3] ** 0.5)
+
+
+def _reference(sample: _Sample, kind: AttentionKind, scaling: float) -> torch.Tensor:
     """Return ``[1, rows, num_heads, head_dim]`` by fp32 arithmetic on the CPU."""
     query = sample.query[0].cpu().float()
-    keys, values = (read(kept, slice(None), torch.float32).cpu() for kept in (sample.keys, sample.values))
+    # As a kernel gets them: what they lose on the way into the dtype of the queries is not its fault.
+    sides = (read(kept, slice(None), sample.query.dtype) for kept in (sample.keys, sample.values))
+    keys, values = (side.cpu().float() for side in sides)
     heads_per_key = query.shape[0] // keys.shape[1]
     parts = []
     for span in sample.spans:
         slots = [block * sample.block_tokens + i for block in span.blocks for i in range(sample.block_tokens)]
         key = keys[slots[: span.end]].repeat_interleave(heads_per_key, 1)
         value = values[slots[: span.end]].repeat_interleave(heads_per_key, 1)
-        scores = torch.einsum("hqd,khd->hqk", query[:, span.rows], key) * _SCALING
-        is_later = torch.arange(span.end) > torch.arange(span.start, span.end)[:, None]
-        weights = torch.softmax(scores.masked_fill(is_later, -torch.inf), dim=-1)
+        scores = torch.einsum("hqd,khd->hqk", query[:, span.rows], key) * scaling
+        if kind.softcap is not None:
+            scores = kind.softcap * torch.tanh(scores / kind.softcap)
+        distance = torch.arange(span.start, span.end)[:, None] - torch.arange(span.end)
+        is_hidden = (distance < 0) | (distance >= (kind.window or span.end))
+        weights = torch.softmax(scores.masked_fill(is_hidden, -torch.inf), dim=-1)
         parts.append(torch.einsum("hqk,khd->qhd", weights, value))
     return torch.cat(parts).unsqueeze(0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -22,10 +23,11 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from backends.kv_shape import KVShape
-from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
+from engine_adapter.engine.attention import ATTENTION_NAME, AttentionKind, register_attention
 from engine_adapter.engine.checkpoint import check_checkpoint
 from engine_adapter.engine.key_scales import measure_key_scales
 from engine_adapter.engine.kv_forms import FP8, form_name, require_convertible, scale_dtype_of
+from engine_adapter.engine.probe import attention_kinds
 from engine_adapter.engine.support import Config, refusal
 from kvstore.errors import ConfigError, ModelRefusedError, one_line
 from kvstore.namespace import Namespace, canonical_json
@@ -49,9 +51,10 @@ _NOT_IN_NAMESPACE = frozenset(
 class LoadedModel:
     """A model ready to run over a pool, and the facts that the engine needs of it.
 
-    ``kv_shape`` is the shape of one block, ``num_heads`` counts query heads, ``context_tokens`` is
-    the longest sequence the model takes, ``namespace`` the identity of its keys and values. Token
-    ids are below ``vocab_size``. ``key_scales`` are those of keys that are kept in 8 bits.
+    ``kv_shape`` is the shape of one block, ``num_heads`` counts query heads,
+    ``attention_kinds`` are the distinct ones of its layers, ``context_tokens`` is the longest sequence
+    the model takes, ``namespace`` the identity of its keys and values. Token ids are below ``vocab_size``.
+    ``key_scales`` are those of keys that are kept in 8 bits.
     """
 
     name: str
@@ -60,6 +63,7 @@ class LoadedModel:
     compute_dtype: torch.dtype
     kv_shape: KVShape
     num_heads: int
+    attention_kinds: tuple[AttentionKind, ...]
     context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -104,15 +108,17 @@ def load_model(
         if reason := refusal(facts):
             raise ModelRefusedError(str(folder), reason)
         model = _read_weights(folder, config, compute, where)
-    shape = _kv_shape(config, block_tokens, kept)
-    key_scales = _key_scales(model, shape)
+        kv_shape = _kv_shape(config, block_tokens, kept)
+        kinds = attention_kinds(str(folder), model, kv_shape)
+    key_scales = _key_scales(model, kv_shape)
     return LoadedModel(
         name=folder.name,
         model=model,
         device=where,
         compute_dtype=compute,
-        kv_shape=shape,
+        kv_shape=kv_shape,
         num_heads=config.num_attention_heads,
+        attention_kinds=kinds,
         context_tokens=config.max_position_embeddings,
         vocab_size=config.vocab_size,
         eos_token_ids=_eos_token_ids(model),
@@ -122,8 +128,8 @@ def load_model(
             compute_dtype=_dtype_name(compute),
             kv_dtype=_dtype_name(kept),
             block_tokens=block_tokens,
-            kv_form=form_name(shape, key_scales),
-            layout=shape.layout,
+            kv_form=form_name(kv_shape, key_scales),
+            layout=kv_shape.layout,
             label=folder.name,
         ),
         key_scales=key_scales,
@@ -188,7 +194,16 @@ def _read_weights(
     for name, found, wanted in sorted(report["mismatched_keys"]):
         shapes = f"{name} is {list(found)}, not {list(wanted)}"
         raise ModelRefusedError(str(folder), f"its weights are not those of config.json: {shapes}")
+    if left := _of_further_layers(report["unexpected_keys"], config.num_hidden_layers):
+        reason = f"its weights have more layers than config.json asks for: {left[0]} is left over"
+        raise ModelRefusedError(str(folder), reason)
     return cast("PreTrainedModel", model.to(device).eval())
+
+
+def _of_further_layers(names: Iterable[str], num_layers: int) -> list[str]:
+    """Return the tensors of layers behind the last; others that are left over change nothing."""
+    layers = ((name, re.search(r"\blayers\.(\d+)\.", name)) for name in names)
+    return sorted(name for name, layer in layers if layer and int(layer[1]) >= num_layers)
 
 
 def _kv_shape(config: Any, block_tokens: int, dtype: torch.dtype) -> KVShape:

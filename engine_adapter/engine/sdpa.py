@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine_adapter.engine.attention import Attend, Span
 from engine_adapter.engine.kv_forms import Kept, read
+from engine_adapter.engine.softcap import capped_attention
 
 # On a CPU, copying short sequences together costs less than one call each; from about 1,000 tokens
 # on, reading each where it lies does.
@@ -21,8 +23,8 @@ CPU_GATHER_TOKENS = 512
 class SdpaAttention:
     """Sequence by sequence, on a plain view of the pool where its blocks are one run.
 
-    Sequences that decode and hold up to ``gather_tokens`` are copied side by side instead and
-    attended to in one call.
+    Sequences that decode and see up to ``gather_tokens`` are copied side by side instead and
+    attended to in one call. Only keys that a window lets a query see are read.
     """
 
     name = "sdpa"
@@ -33,43 +35,68 @@ class SdpaAttention:
     def plan(
         self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> Attend:
-        short = [span for span in spans if span.is_decode and span.end <= self._gather_tokens]
-        gathered = short if len(short) > 1 else []
-        parts: list[_Sequence | _Gathered] = [
-            _sequence(span, block_tokens, dtype, device) for span in spans if span not in gathered
-        ]
-        if gathered:
-            parts.append(_gathered(gathered, block_tokens, dtype, device))
-        return _Step(parts)
+        layout = _Layout(spans, block_tokens, dtype, device)
+        return _Step(cache(partial(_parts, layout, self._gather_tokens)), max(span.end for span in spans))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the parts of a step are made of."""
+
+    spans: Sequence[Span]
+    block_tokens: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    parts: Sequence[_Sequence | _Gathered]
+    """``parts_for`` makes the parts for a window, with all masks or the needed ones, and keeps them."""
 
-    def __call__(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
-        if len(self.parts) == 1:
-            return self.parts[0].attend(query, keys, values, scaling)
+    parts_for: Callable[[int | None, bool], Sequence[_Sequence | _Gathered]]
+    longest: int
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: Kept,
+        values: Kept,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        reaching = None if window is None or window >= self.longest else window
+        parts = self.parts_for(reaching, softcap is not None)
+        if len(parts) == 1:
+            return parts[0].attend(query, keys, values, scaling, softcap)
         _, num_heads, num_rows, dim = query.shape
         out = query.new_empty(1, num_rows, num_heads, dim)
-        for part in self.parts:
-            out[:, part.rows] = part.attend(query[:, :, part.rows], keys, values, scaling)
+        for part in parts:
+            out[:, part.rows] = part.attend(query[:, :, part.rows], keys, values, scaling, softcap)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """One sequence: ``runs`` are the slots of its blocks, ``end`` of which are in use."""
+    """One sequence: ``runs`` are the slots of the keys that its queries see."""
 
     rows: slice
     runs: Sequence[slice]
-    end: int
     mask: torch.Tensor | None
 
-    def attend(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: Kept,
+        values: Kept,
+        scaling: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
         key, value = self._read(keys, query.dtype), self._read(values, query.dtype)
         if query.shape[2] == 1:
-            return _attend_single(query.transpose(1, 2), key, value, None, scaling)
+            return _attend_single(query.transpose(1, 2), key, value, None, scaling, softcap)
+        if softcap is not None:
+            return capped_attention(query, key, value, self.mask, scaling, softcap).transpose(1, 2)
         out = scaled_dot_product_attention(
             query, key, value, self.mask, is_causal=self.mask is None, scale=scaling, enable_gqa=True
         )
@@ -78,7 +105,7 @@ class _Sequence:
     def _read(self, layer: Kept, dtype: torch.dtype) -> torch.Tensor:
         runs = [read(layer, run, dtype) for run in self.runs]
         tokens = runs[0] if len(runs) == 1 else torch.cat(runs)
-        return tokens[: self.end].transpose(0, 1).unsqueeze(0)
+        return tokens.transpose(0, 1).unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +116,16 @@ class _Gathered:
     slots: torch.Tensor
     mask: torch.Tensor
 
-    def attend(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: Kept,
+        values: Kept,
+        scaling: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
         key, value = self._read(keys, query.dtype), self._read(values, query.dtype)
-        out = _attend_single(query.permute(2, 0, 1, 3), key, value, self.mask, scaling)
+        out = _attend_single(query.permute(2, 0, 1, 3), key, value, self.mask, scaling, softcap)
         return out.transpose(0, 1)
 
     def _read(self, layer: Kept, dtype: torch.dtype) -> torch.Tensor:
@@ -100,43 +134,83 @@ class _Gathered:
 
 
 def _attend_single(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attend with one query per sequence: ``[n, 1, num_heads, dim]`` in and out."""
     # Heads that share keys stand in as queries of one head: each key is then read once, not per head.
     grouped = query.reshape(len(query), key.shape[1], -1, key.shape[3])
+    if softcap is not None:
+        return capped_attention(grouped, key, value, mask, scaling, softcap).reshape(query.shape)
     return scaled_dot_product_attention(grouped, key, value, mask, scale=scaling).reshape(query.shape)
 
 
-def _sequence(span: Span, block_tokens: int, dtype: torch.dtype, device: torch.device) -> _Sequence:
-    runs = [slice(first * block_tokens, last * block_tokens) for first, last in block_runs(span.blocks)]
-    mask = None if span.is_decode or span.start == 0 else _causal_mask(span, dtype, device)
-    return _Sequence(span.rows, runs, span.end, mask)
+def _parts(
+    layout: _Layout, gather_tokens: int, window: int | None, has_masks: bool
+) -> list[_Sequence | _Gathered]:
+    short = [
+        span
+        for span in layout.spans
+        if span.is_decode and span.end - _first_seen(span, window) <= gather_tokens
+    ]
+    gathered = short if len(short) > 1 else []
+    parts: list[_Sequence | _Gathered] = [
+        _sequence(layout, span, window, has_masks) for span in layout.spans if span not in gathered
+    ]
+    if gathered:
+        parts.append(_gathered(layout, gathered, window))
+    return parts
 
 
-def _gathered(
-    spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
-) -> _Gathered:
-    blocks = pad_sequence([torch.tensor(span.blocks) for span in spans], batch_first=True)
-    slots = (blocks[:, :, None] * block_tokens + torch.arange(block_tokens)).flatten(1)
-    ends = torch.tensor([span.end for span in spans])
-    slots = slots[:, : int(ends.max())]
-    is_padding = torch.arange(slots.shape[1]) >= ends[:, None]
-    # Padding reads the sequence's own first token: a masked NaN of another's would still be a NaN.
-    slots = torch.where(is_padding, slots[:, :1], slots)
-    mask = torch.zeros(slots.shape, dtype=dtype).masked_fill_(is_padding, -torch.inf)
-    return _Gathered(
-        rows=torch.tensor([span.begin for span in spans], device=device),
-        slots=slots.to(device),
-        mask=mask[:, None, None].to(device),
-    )
+def _first_seen(span: Span, window: int | None) -> int:
+    """Return the first position that a query of ``span`` sees."""
+    return 0 if window is None else max(0, span.start + 1 - window)
 
 
-def _causal_mask(span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _sequence(layout: _Layout, span: Span, window: int | None, has_mask: bool) -> _Sequence:
+    is_plain = span.start == 0 and (window is None or window >= span.end) and not has_mask
+    mask = None if span.is_decode or is_plain else _mask(layout, span, window)
+    return _Sequence(span.rows, _runs(span, _first_seen(span, window), layout.block_tokens), mask)
+
+
+def _runs(span: Span, first: int, block_tokens: int) -> list[slice]:
+    """Return the slots of the positions from ``first`` to the span's end."""
+    blocks = span.blocks[first // block_tokens : -(-span.end // block_tokens)]
+    runs = [[begin * block_tokens, end * block_tokens] for begin, end in block_runs(blocks)]
+    runs[0][0] += first % block_tokens
+    runs[-1][1] -= -span.end % block_tokens
+    return [slice(begin, end) for begin, end in runs]
+
+
+def _mask(layout: _Layout, span: Span, window: int | None) -> torch.Tensor:
     # SDPA's own causal flag aligns the first query with the first key; here the last ones meet.
-    num_queries = span.end - span.start
-    mask = torch.full((num_queries, span.end), -torch.inf, dtype=dtype, device=device)
-    return mask.triu_(span.start + 1)
+    first = _first_seen(span, window)
+    shape = span.end - span.start, span.end - first
+    mask = torch.full(shape, -torch.inf, dtype=layout.dtype, device=layout.device)
+    column = span.start - first
+    if window is None:
+        return mask.triu_(column + 1)[None, None]
+    return mask.triu(column + 1).add_(mask.tril_(column - window))[None, None]
+
+
+def _gathered(layout: _Layout, spans: Sequence[Span], window: int | None) -> _Gathered:
+    blocks = pad_sequence([torch.tensor(span.blocks) for span in spans], batch_first=True)
+    firsts = torch.tensor([_first_seen(span, window) for span in spans])[:, None]
+    positions = firsts + torch.arange(max(span.end - _first_seen(span, window) for span in spans))
+    is_padding = positions >= torch.tensor([span.end for span in spans])[:, None]
+    # Padding reads a token of the sequence itself: a masked NaN of another's would still be a NaN.
+    positions = torch.where(is_padding, firsts, positions)
+    slots = blocks.gather(1, positions // layout.block_tokens) * layout.block_tokens
+    mask = torch.zeros(slots.shape, dtype=layout.dtype).masked_fill_(is_padding, -torch.inf)
+    return _Gathered(
+        rows=torch.tensor([span.begin for span in spans], device=layout.device),
+        slots=(slots + positions % layout.block_tokens).to(layout.device),
+        mask=mask[:, None, None].to(layout.device),
+    )
 
 
 def block_runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,9 +1,9 @@
 """Which models can be served: those whose whole state is keys and values per token.
 
-Decided from the configuration alone, before any weight is read. A block is right wherever its
-prefix is right only if a token's keys and values depend on the tokens before it and on nothing
-else; every rule below names one way in which a model breaks that, or asks for attention that the
-engine does not compute.
+Decided from the configuration alone, before any weight is read; what it does not tell is asked of the
+loaded model in ``probe``. A block is right wherever its prefix is right only if a token's keys and
+values depend on the tokens before it and on nothing else; every rule below names one way in which a
+model breaks that, or asks for attention that the engine does not compute.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ Config = Mapping[str, Any]
 
 SUPPORTED_ARCHITECTURES = frozenset(
     {
-        "arcee", "cohere", "ernie4_5", "gemma", "glm4", "granite", "helium", "llama", "mistral", "mixtral",
-        "olmo", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
-        "starcoder2",
+        "afmoe", "apertus", "arcee", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "ernie4_5",
+        "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+        "glm4_moe", "gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense",
+        "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "kolibri1", "laguna", "llama", "mellum",
+        "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "olmo3",
+        "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss",
+        "smollm3", "solar_open", "starcoder2", "vaultgemma",
     }
 )  # fmt: skip
 """``model_type`` of each family that is tested against transformers' own attention and cache."""
 
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _SUPPORTED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 _ROPE_REASONS = {
     "dynamic": "dynamic RoPE depends on the sequence length, so stored keys would not fit a longer one",
@@ -67,7 +72,7 @@ def _no_causal_lm(config: Config) -> str | None:
     names = config.get("architectures") or []
     if names and not any(name.endswith("ForCausalLM") for name in names):
         return f"{', '.join(names)} is not a causal language model"
-    if config.get("is_causal") is False:
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         return "its attention looks ahead, so a token's keys depend on later ones"
     return None
 
@@ -93,22 +98,20 @@ def _shared_between_layers(config: Config) -> str | None:
 
 
 def _layer_types(config: Config) -> str | None:
-    others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    others = sorted(set(config.get("layer_types") or ()) - _SERVED_LAYER_TYPES)
     if others:
-        return f"it has layers of type {', '.join(others)}; only full_attention is served"
+        served = ", ".join(sorted(_SERVED_LAYER_TYPES))
+        return f"it has layers of type {', '.join(others)}; these are served: {served}"
     return None
 
 
-def _window(config: Config) -> str | None:
-    field = next((field for field in ("sliding_window", "attention_chunk_size") if config.get(field)), None)
-    if field:
-        return f"its attention sees a window of the prompt ({field}), which the engine does not honour"
+def _chunked(config: Config) -> str | None:
+    if config.get("attention_chunk_size"):
+        return "its attention sees a chunk of the prompt (attention_chunk_size), not the tokens before"
     return None
 
 
-def _changed_scores(config: Config) -> str | None:
-    if config.get("attn_logit_softcapping"):
-        return "its attention caps its scores (attn_logit_softcapping), which the engine does not honour"
+def _sinks(config: Config) -> str | None:
     if config.get("model_type") == "gpt_oss" or config.get("attention_sinks"):
         return "its attention has sinks, which the engine does not honour"
     return None
@@ -150,8 +153,8 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _latent_attention,
     _shared_between_layers,
     _layer_types,
-    _window,
-    _changed_scores,
+    _chunked,
+    _sinks,
     _rope,
     _quantized,
     _unknown_architecture,

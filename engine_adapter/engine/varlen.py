@@ -12,13 +12,12 @@ import torch
 from engine_adapter.engine.attention import Attend, Span
 from engine_adapter.engine.kv_forms import Kept, ScaledPlane
 
-_CAUSAL = (-1, 0)
-
 
 class VarlenAttention:
     """FlashAttention over a block table; which sizes of block it takes depends on its version.
 
-    Calling it raises where this torch, this device or this dtype does not offer it.
+    Calling it raises where this torch, this device or this dtype does not offer it, or for scores
+    that are capped: torch's FlashAttention has no cap.
     """
 
     name = "varlen"
@@ -52,11 +51,21 @@ class _Step:
     max_queries: int
     max_keys: int
 
-    def __call__(self, query: torch.Tensor, keys: Kept, values: Kept, scaling: float) -> torch.Tensor:
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: Kept,
+        values: Kept,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
         if isinstance(keys, ScaledPlane) or isinstance(values, ScaledPlane):
             raise TypeError("it reads plain keys and values alone")
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent from an older torch
 
+        if softcap is not None:
+            raise NotImplementedError("it cannot cap scores")
         pages = (-1, self.block_tokens, *keys.shape[1:])
         out = varlen_attn(
             query[0].transpose(0, 1),
@@ -67,7 +76,8 @@ class _Step:
             self.max_queries,
             self.max_keys,
             scale=scaling,
-            window_size=_CAUSAL,
+            # How many keys are seen before and after the query's own; -1 is all.
+            window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=True,
             seqused_k=self.key_ends,
             block_table=self.block_table,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backends.device import DevicePool
 from engine_adapter.engine.config import EngineConfig
@@ -38,6 +38,7 @@ from tests.engine_adapter.rig import (
     CleanIds,
     MakeRig,
     Rig,
+    clean_run,
     host_tier,
 )
 
@@ -83,18 +84,8 @@ def tiny_model(tiny_folder: Path) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def clean_ids(tiny_folder: Path) -> CleanIds:
-    """Return what transformers itself answers, greedily and alone: the clean run."""
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
-
-    def generate(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-        ids = torch.tensor([prompt])
-        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": EOS}
-        output = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **options
-        )
-        return tuple(output[0, len(prompt) :].tolist())
-
-    return generate
+    """Return the clean run of the tiny model."""
+    return clean_run(tiny_folder)
 
 
 @pytest.fixture

@@ -6,9 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from threading import Condition, Lock
 from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
 
 from backends.device import DevicePool
 from backends.faulty import Call, Fault, Faulty, flip_byte
@@ -43,6 +47,21 @@ def prompt_of(num_tokens: int, seed: int) -> list[int]:
 def greedy(prompt: Sequence[int], num_tokens: int = 12, **options: Any) -> Request:
     """Return a greedy request that ends for its length alone."""
     return Request(prompt, Sampling(temperature=0, max_tokens=num_tokens, ignore_eos=True), **options)
+
+
+def clean_run(folder: Path, **options: Any) -> CleanIds:
+    """Return what transformers itself answers, greedily and alone; ``options`` as it takes them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+    def generate(prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": EOS}
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, **options
+        )
+        return tuple(output[0, len(prompt) :].tolist())
+
+    return generate
 
 
 @dataclass

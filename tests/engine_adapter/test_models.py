@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine_adapter.engine.models import kv_config, load_model, read_tokenizer
+from engine_adapter.engine.attention import AttentionKind
+from engine_adapter.engine.models import digest_in_memory, kv_config, load_model, read_tokenizer
 from kvstore.errors import ConfigError, ModelRefusedError
 from kvstore.namespace import Namespace
 
@@ -62,6 +63,7 @@ def test_a_loaded_model_states_its_facts(saved: Path) -> None:
     assert loaded.kv_shape.dimensions == (2, 2, 8, 2, 8)
     assert loaded.kv_shape.dtype == torch.float32
     assert (loaded.num_heads, loaded.context_tokens, loaded.vocab_size) == (4, 256, 64)
+    assert loaded.attention_kinds == (AttentionKind(),)
     assert loaded.eos_token_ids == {2, 5}
     assert loaded.namespace.label == "tiny"
     assert loaded.namespace.block_tokens == 8
@@ -172,6 +174,14 @@ def drop_tensor(folder: Path) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def add_harmless_tensors(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    tensors["model.layers.1.self_attn.k_scale"] = torch.ones(1)
+    tensors["model.mtp.layers.0.norm.weight"] = torch.ones(32)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
 def shard_elsewhere(folder: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -187,7 +197,11 @@ def shard_elsewhere(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("{}"), "config.json is not understood"),
         (lambda folder: edit_config(folder, model_type="quux"), "config.json is not understood"),
         (lambda folder: edit_config(folder, num_attention_heads="four"), "config.json is not understood"),
-        (lambda folder: edit_config(folder, sliding_window=64), "a window of the prompt"),
+        (lambda folder: edit_config(folder, attention_chunk_size=64), "a chunk of the prompt"),
+        (
+            lambda folder: edit_config(folder, num_hidden_layers=1),
+            "more layers than config.json asks for: model.layers.1.",
+        ),
         (lambda folder: (folder / WEIGHTS).unlink(), "it has no model.safetensors"),
         (lambda folder: cut(folder, WEIGHTS, 0), "model.safetensors is no safetensors file"),
         (lambda folder: cut(folder, WEIGHTS, 100), "model.safetensors is cut short"),
@@ -225,6 +239,21 @@ def test_a_folder_that_cannot_be_served_is_refused_in_one_line(
     assert str(refused.value).startswith(str(folder))
     assert reason in refused.value.reason
     assert "\n" not in str(refused.value)
+
+
+def test_tensors_that_are_left_over_do_no_harm(folder: Path, saved: Path) -> None:
+    add_harmless_tensors(folder)
+    loaded = load_model(folder)
+    assert digest_in_memory(loaded.model) == digest_in_memory(load_model(saved).model)
+
+
+def test_a_head_beside_tied_embeddings_does_no_harm(folder: Path) -> None:
+    edit_config(folder, tie_word_embeddings=True)
+    tensors = load_file(folder / WEIGHTS)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    model: Any = load_model(folder).model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", "5", '{"model": {"type": "BPE"}}'])

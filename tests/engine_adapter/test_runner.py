@@ -15,6 +15,7 @@ from backends.device import DevicePool
 from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
 from engine_adapter.engine.models import load_model
+from engine_adapter.engine.probe import attention_kinds
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from engine_adapter.engine.sdpa import SdpaAttention
 from engine_adapter.engine.support import SUPPORTED_ARCHITECTURES, refusal
@@ -23,6 +24,13 @@ from kvstore.errors import InvariantError
 from policies.lru import LeafFirstLRU
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
+WINDOWED = [
+    "afmoe", "cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "kolibri1",
+    "ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_moe", "smollm3", "starcoder2", "vaultgemma",
+]  # fmt: skip
+WINDOW = 9
+CONTEXT = 512
 BLOCK_TOKENS = 4
 PROMPT = [(7 * i * i + 3 * i + 5) % 120 + 4 for i in range(41)]
 OTHER_PROMPT = [(5 * i * i + 11 * i + 9) % 120 + 4 for i in range(41)]
@@ -37,11 +45,13 @@ _SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 128,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": CONTEXT,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "sliding_window": None,
+    "use_sliding_window": True,
+    "max_window_layers": 1,
+    "no_rope_layer_interval": 2,
     "num_local_experts": 4,
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -50,13 +60,16 @@ _SIZES: dict[str, Any] = {
     "decoder_sparse_step": 1,
 }
 
+_OTHER_SIZES = {name: {"num_key_value_heads": 4} for name in ("gpt_neox", "persimmon")}
+
 
 @cache
-def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def tiny_model(family: str, dtype: torch.dtype = torch.float32, window: int = CONTEXT) -> PreTrainedModel:
     """A random model of two layers whose output depends on all of its input."""
     register_attention()
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **_SIZES)
+    sizes = _SIZES | _OTHER_SIZES.get(family, {}) | {"sliding_window": window}
+    config = AutoConfig.for_model(family, **sizes)
     auto: Any = AutoModelForCausalLM
     model: Any = auto.from_config(config, attn_implementation=ATTENTION_NAME)
     for parameter in model.parameters():
@@ -65,9 +78,11 @@ def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
 
 
 @cache
-def plain_logits(family: str, tokens: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def plain_logits(
+    family: str, tokens: tuple[int, ...], dtype: torch.dtype = torch.float32, window: int = CONTEXT
+) -> torch.Tensor:
     """Logits after each token, by transformers alone."""
-    model = tiny_model(family, dtype)
+    model = tiny_model(family, dtype, window)
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([tokens])).logits[0].float()
@@ -124,6 +139,19 @@ def test_each_supported_family_gives_the_logits_of_transformers(family: str) -> 
     for end, start in ((13, 0), (40, 13), (41, 40)):
         logits = bench.prefill(PROMPT[:end], blocks, start=start)
         torch.testing.assert_close(logits, expected[end - 1], atol=ROUNDING, rtol=ROUNDING)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_each_windowed_family_gives_the_logits_of_transformers(family: str) -> None:
+    model = tiny_model(family, window=WINDOW)
+    bench, expected = Bench(model), plain_logits(family, tuple(PROMPT), window=WINDOW)
+    assert WINDOW in {kind.window for kind in attention_kinds(family, model, bench.pool.shape)}
+    blocks = bench.blocks()
+    for end, start in ((13, 0), (40, 13), (41, 40)):
+        logits = bench.prefill(PROMPT[:end], blocks, start=start)
+        torch.testing.assert_close(logits, expected[end - 1], atol=ROUNDING, rtol=ROUNDING)
+    beside = plain_logits(family, tuple(PROMPT), window=WINDOW + 1)
+    assert (expected - beside)[-1].abs().max() > 100 * ROUNDING
 
 
 @pytest.mark.parametrize("family", FAMILIES)

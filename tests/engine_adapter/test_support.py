@@ -10,8 +10,11 @@ from transformers import (
     FalconMambaConfig,
     Gemma2Config,
     Gemma3nTextConfig,
+    Gemma3TextConfig,
+    GemmaConfig,
     GptOssConfig,
     JambaConfig,
+    Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
     MistralConfig,
@@ -26,6 +29,7 @@ from transformers import (
 
 from engine_adapter.engine.support import refusal
 
+PHI3_FACTORS = ("short_factor", "long_factor")
 PLAIN: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
 
 
@@ -35,8 +39,13 @@ PLAIN: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausa
         LlamaConfig(),
         Qwen2Config(),
         Qwen3Config(),
-        MistralConfig(sliding_window=None),
-        Phi3Config(sliding_window=None),
+        MistralConfig(),
+        MistralConfig(sliding_window=64),
+        Qwen2Config(use_sliding_window=True, max_window_layers=2),
+        Phi3Config(sliding_window=64),
+        GemmaConfig(),
+        Gemma2Config(),
+        Gemma3TextConfig(),
     ],
     ids=lambda config: config.model_type,
 )
@@ -56,10 +65,13 @@ def test_models_that_keep_plain_keys_and_values_are_served(config: Any) -> None:
         (Qwen3NextConfig(), "recurrent state"),
         (DeepseekV3Config(), "multi-head latent attention"),
         (Gemma3nTextConfig(), "layers share keys and values"),
-        (Gemma2Config(), "layers of type sliding_attention"),
-        (GptOssConfig(), "layers of type sliding_attention"),
-        (MistralConfig(sliding_window=64), "a window of the prompt (sliding_window)"),
-        (Qwen2Config(use_sliding_window=True, max_window_layers=2), "layers of type sliding_attention"),
+        (GptOssConfig(), "sinks"),
+        (Llama4TextConfig(), "layers of type chunked_attention"),
+        (Gemma3TextConfig(use_bidirectional_attention=True), "looks ahead"),
+        (
+            Phi3Config(rope_parameters={"rope_type": "longrope"} | dict.fromkeys(PHI3_FACTORS, [1.0] * 48)),
+            "longrope depends on the largest position",
+        ),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
@@ -87,7 +99,6 @@ def test_models_with_other_state_are_refused(config: Any, reason: str) -> None:
         ({"attention_chunk_size": 8192}, "attention_chunk_size"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layers of type linear_attention"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, "layers of type chunked_attention"),
-        ({"attn_logit_softcapping": 50.0}, "caps its scores"),
         ({"model_type": "gpt_oss"}, "sinks"),
         ({"kv_lora_rank": 512}, "kv_lora_rank"),
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers"),

@@ -109,7 +109,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    runner = ModelRunner(model.model, pool, attention, model.key_scales)
+    runner = ModelRunner(model.model, pool, attention, key_scales=model.key_scales)
     if costs.compute() is None:
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
     measure_copy(pool, opened.arena, costs, clock)

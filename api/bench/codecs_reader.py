@@ -32,7 +32,7 @@ class Reader:
         )  # fmt: skip
         blocks = self._pool.allocate(self._pool.num_blocks) or []
         self._tables = [blocks[at : at + blocks_each] for at in range(0, len(blocks), blocks_each)]
-        self._runner = ModelRunner(model.model, self._pool, attention_for(model), model.key_scales)
+        self._runner = ModelRunner(model.model, self._pool, attention_for(model), key_scales=model.key_scales)
         self._clamped = torch.zeros((), dtype=torch.int64, device=model.device)
         self._layers = pool_layers(self._pool, model.key_scales, self._clamped)
         self._slots = self._passage_slots().to(model.device)

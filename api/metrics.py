@@ -105,6 +105,7 @@ def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
     yield _counter("steps", "Steps of the engine.", counts.num_steps)
     yield _counter("preemptions", "Requests sent back for want of blocks.", counts.num_preempted)
     yield _counter("taken_over_blocks", "Blocks computed because their load missed.", counts.num_taken_over)
+    yield _counter("clamped_keys", "Numbers of keys beyond what their 8 bits hold.", counts.num_clamped)
     yield _gauge(
         "device_blocks_available",
         "Blocks of the device that are free or cached.",

@@ -56,6 +56,7 @@ Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expand
 File = Annotated[Path, AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 WriteMode = Literal["through", "back", "second-use"]
 ModeName = Literal["off", "observe", "verify", "serve"]
 
@@ -85,7 +86,12 @@ class Settings(BaseModel):
     compute_dtype: Dtype = _field(
         "Model", "auto", "Number format of the model; auto is float32 on a CPU and bfloat16 on a GPU."
     )
-    kv_dtype: Dtype = _field("Model", "auto", "Number format of keys and values; auto is that of the model.")
+    kv_dtype: KVDtype = _field(
+        "Model",
+        "auto",
+        "Number format of keys and values; auto is that of the model. int8 and fp8 take half the bytes of "
+        "bfloat16 and are less exact: see the page about KV forms.",
+    )
     lora: LoraFolders = _field(
         "Model",
         dict,

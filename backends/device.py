@@ -13,56 +13,29 @@ found by its key and never written again.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
+from backends.kv_shape import KVShape
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from kvstore.seams import EvictionPolicy
-from kvstore.slab import map_memory
 
 _FREE_RUN = re.compile(rb"\x01+")
 # A new sequence starts this far behind the one before it, which can then grow in place.
 _GROWTH_BLOCKS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """The shape of one block: ``[num_layers, 2 (K, V), block_tokens, num_kv_heads, head_dim]``."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    block_tokens: int
-    dtype: torch.dtype
-
-    @property
-    def dimensions(self) -> tuple[int, int, int, int, int]:
-        """The block's dimensions, outermost first, as it lies at rest."""
-        return self.num_layers, 2, self.block_tokens, self.num_kv_heads, self.head_dim
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block."""
-        return self.token_bytes * self.block_tokens
-
-
 class DevicePool:
     """Blocks of keys and values on one device, shared by key, evicted by a policy.
 
     ``keys_and_values`` is ``[num_layers, 2, num_blocks * block_tokens, num_kv_heads, head_dim]``:
-    layer first, so that consecutive blocks are a plain view. ``on_added(key, parent)`` and
+    layer first, so that consecutive blocks are a plain view. ``value_scales``, in forms that have them, is
+    ``[num_layers, 1, num_blocks * block_tokens, num_kv_heads, 1]``. ``on_added(key, parent)`` and
     ``on_removed(key)`` report what is published. Not thread-safe: the engine's thread alone uses it.
     """
 
@@ -76,12 +49,11 @@ class DevicePool:
         on_removed: Callable[[bytes], None],
         clock: Clock,
     ) -> None:
-        layers, kinds, tokens, heads, dim = shape.dimensions
         self.shape = shape
         self.num_blocks = num_blocks
-        self.keys_and_values = _zeros(
-            (layers, kinds, num_blocks * tokens, heads, dim), shape.dtype, torch.device(device)
-        )
+        self._planes = [plane.zeros(num_blocks, torch.device(device)) for plane in shape.planes]
+        self.keys_and_values, *scales = self._planes
+        self.value_scales = scales[0] if scales else None
         self._policy = policy
         self._on_added = on_added
         self._on_removed = on_removed
@@ -184,11 +156,13 @@ class DevicePool:
     def copy_block(self, source: int, target: int) -> None:
         """Copy all of block ``source`` into the private block ``target``."""
         self.require_private((target,))
-        self._tokens(target).copy_(self._tokens(source))
+        for theirs, ours in zip(self._tokens(source), self._tokens(target), strict=True):
+            ours.copy_(theirs)
 
     def read_block(self, block: int, out: memoryview) -> None:
         """Copy ``block`` into ``out`` (``block_bytes``, writable) as it lies at rest; blocks until done."""
-        self._at_rest(out).copy_(self._tokens(block))
+        for at_rest, ours in zip(self.shape.views(out), self._tokens(block), strict=True):
+            at_rest.copy_(ours)
 
     def write_block(self, block: int, data: memoryview) -> None:
         """Copy ``data`` (``block_bytes``, as it lies at rest, a writable buffer) into a private block.
@@ -196,7 +170,8 @@ class DevicePool:
         Blocks until done; ``data`` is only read.
         """
         self.require_private((block,))
-        self._tokens(block).copy_(self._at_rest(data))
+        for at_rest, ours in zip(self.shape.views(data), self._tokens(block), strict=True):
+            ours.copy_(at_rest)
 
     def clear(self) -> None:
         """Evict every published block that may be evicted."""
@@ -280,17 +255,6 @@ class DevicePool:
                 expected[parent] += 1
         return expected
 
-    def _tokens(self, block: int) -> torch.Tensor:
+    def _tokens(self, block: int) -> list[torch.Tensor]:
         start = block * self.shape.block_tokens
-        return self.keys_and_values[:, :, start : start + self.shape.block_tokens]
-
-    def _at_rest(self, data: memoryview) -> torch.Tensor:
-        return torch.frombuffer(data, dtype=self.shape.dtype).view(self.shape.dimensions)
-
-
-def _zeros(dimensions: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(dimensions, dtype=dtype, device=device)
-    # torch's own memory comes in small pages, and each new prompt would pay for the first use of its own.
-    memory = map_memory(math.prod(dimensions) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(dimensions)
+        return [plane[:, :, start : start + self.shape.block_tokens] for plane in self._planes]

@@ -83,14 +83,14 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     model = load_model(
         config.model,
         block_tokens=config.block_tokens,
-        device=_device(config.device),
+        device=device_named(config.device),
         compute_dtype=config.compute_dtype,
         kv_dtype=config.kv_dtype,
         digests=config.weight_digests,
         loras=config.loras,
     )
     tokenizer = read_tokenizer(config.model)
-    attention = _choose_attention(model)
+    attention = attention_for(model)
     engine_config = _engine_config(config)
     pool_bytes = _pool_bytes(config, model)
     cost_file = _cost_file(config, model)
@@ -110,7 +110,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    runner = ModelRunner(model.model, pool, attention, model.adapters)
+    runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales)
     if costs.compute() is None:
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
     measure_copy(pool, opened.arena, costs, clock)
@@ -127,7 +127,8 @@ def builtin_registry() -> Registry:
     return registry
 
 
-def _choose_attention(model: LoadedModel) -> AttentionBackend:
+def attention_for(model: LoadedModel) -> AttentionBackend:
+    """Return the first attention that works for ``model``; logs why others do not."""
     choice = choose_attention(
         model.num_heads, model.kv_shape, model.compute_dtype, model.device, model.attention_kinds
     )
@@ -182,7 +183,8 @@ def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
     return pool_bytes
 
 
-def _device(name: str) -> str:
+def device_named(name: str) -> str:
+    """Return the device to compute on: ``name``, or for ``auto`` a GPU if there is one."""
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"

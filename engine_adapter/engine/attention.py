@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.device import DevicePool
+from engine_adapter.engine.kv_forms import Kept, PoolLayer
 
 ATTENTION_NAME = "prefixd_paged"
 
@@ -65,8 +65,8 @@ class Attend(Protocol):
     def __call__(
         self,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Kept,
+        values: Kept,
         scaling: float,
         window: int | None,
         softcap: float | None,
@@ -74,7 +74,7 @@ class Attend(Protocol):
         """Attend causally with each sequence's queries to its own keys and values.
 
         ``query`` is ``[1, num_heads, rows, head_dim]``, ``keys`` and ``values`` are one layer of the
-        pool, ``[slots, num_kv_heads, head_dim]``; ``window`` and ``softcap`` are those of
+        pool in its form; ``window`` and ``softcap`` are those of
         ``AttentionKind``. Returns ``[1, rows, num_heads, head_dim]``. Raises ``NotImplementedError``
         for a kind of attention that this backend does not offer.
         """
@@ -107,18 +107,17 @@ class Mask:
 class PagedCache:
     """The cache object of one step: where its tokens are written in the pool."""
 
-    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]], slots: torch.Tensor) -> None:
+    def __init__(self, layers: Sequence[PoolLayer], slots: torch.Tensor) -> None:
         self._layers = layers
         self._slots = slots
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: object, **_kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Kept, Kept]:
         """Write ``[1, num_kv_heads, rows, head_dim]`` and return the pool's layer to attend to."""
-        keys, values = self._layers[layer_idx]
-        keys.index_copy_(0, self._slots, key[0].transpose(0, 1).to(keys.dtype).contiguous())
-        values.index_copy_(0, self._slots, value[0].transpose(0, 1).to(values.dtype).contiguous())
-        return keys, values
+        layer = self._layers[layer_idx]
+        layer.write(self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return layer.keys, layer.values
 
     def get_query_offset(self, _layer_idx: int) -> int:
         """Return nothing of use: asked for the size of masks, of which none is made."""
@@ -127,11 +126,6 @@ class PagedCache:
     def get_mask_sizes(self, num_queries: int, _layer_idx: int) -> tuple[int, int]:
         """Return nothing of use, likewise."""
         return num_queries, 0
-
-
-def pool_layers(pool: DevicePool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return keys and values of each layer as views of the pool."""
-    return [(layer[0], layer[1]) for layer in pool.keys_and_values]
 
 
 def register_attention() -> None:
@@ -154,8 +148,8 @@ def _mask(
 def _paged_attention(
     _module: torch.nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: Kept,
+    value: Kept,
     attention_mask: Mask,
     scaling: float,
     *,

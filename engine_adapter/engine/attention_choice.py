@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import AttentionBackend, AttentionKind, Span
+from engine_adapter.engine.kv_forms import Kept, layer_of, read
 from engine_adapter.engine.sdpa import CPU_GATHER_TOKENS, SdpaAttention
 from engine_adapter.engine.varlen import VarlenAttention
 from kvstore.errors import ConfigError, one_line
@@ -83,8 +84,8 @@ class _Sample:
     """A small batch: a prefill, the middle of another, two decodes; blocks scattered and shared."""
 
     query: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Kept
+    values: Kept
     spans: tuple[Span, ...]
     block_tokens: int
 
@@ -99,9 +100,9 @@ class _Sample:
             begin += end - start
         generator = torch.Generator().manual_seed(_SEED)
         query = torch.randn(1, num_heads, begin, shape.head_dim, generator=generator)
-        layer = torch.randn(2, 8 * size, shape.num_kv_heads, shape.head_dim, generator=generator)
-        keys, values = layer.to(device, shape.dtype)
-        return cls(query.to(device, dtype), keys, values, tuple(spans), size)
+        keys, values = torch.randn(2, 8 * size, shape.num_kv_heads, shape.head_dim, generator=generator)
+        layer = layer_of(shape, keys.to(device), values.to(device))
+        return cls(query.to(device, dtype), layer.keys, layer.values, tuple(spans), size)
 
 
 def _tried(kinds: Iterable[AttentionKind], block_tokens: int) -> list[AttentionKind]:
@@ -137,7 +138,10 @@ def _scaling(sample: _Sample, kind: AttentionKind) -> float:
 
 def _reference(sample: _Sample, kind: AttentionKind, scaling: float) -> torch.Tensor:
     """Return ``[1, rows, num_heads, head_dim]`` by fp32 arithmetic on the CPU."""
-    query, keys, values = (tensor.cpu().float() for tensor in (sample.query[0], sample.keys, sample.values))
+    query = sample.query[0].cpu().float()
+    # As a kernel gets them: what they lose on the way into the dtype of the queries is not its fault.
+    sides = (read(kept, slice(None), sample.query.dtype) for kept in (sample.keys, sample.values))
+    keys, values = (side.cpu().float() for side in sides)
     heads_per_key = query.shape[0] // keys.shape[1]
     parts = []
     for span in sample.spans:

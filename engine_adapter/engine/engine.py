@@ -67,6 +67,8 @@ class Engine:
         self.mode = config.mode
         self._model = model
         self._pool = pool
+        self._runner = runner
+        self._clamped_before = runner.num_clamped
         self._clock = clock or Clock()
         self._texts = TextStreams(tokenizer)
         self._worker = Worker("engine")
@@ -187,6 +189,7 @@ class Engine:
             plans=dict(tally.plans),
             num_verified=self._verifier.tally.num_compared,
             num_found_wrong=self._verifier.tally.num_wrong,
+            num_clamped=self._runner.num_clamped - self._clamped_before,
             num_blocks=self._pool.num_blocks,
             num_available_blocks=self._pool.num_available,
             costs=self._accounts.costs,

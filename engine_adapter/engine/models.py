@@ -22,9 +22,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, AttentionKind, register_attention
 from engine_adapter.engine.checkpoint import check_checkpoint
+from engine_adapter.engine.key_scales import measure_key_scales
+from engine_adapter.engine.kv_forms import FP8, form_name, require_convertible, scale_dtype_of
 from engine_adapter.engine.lora import Adapters, load_adapters
 from engine_adapter.engine.probe import attention_kinds
 from engine_adapter.engine.support import Config, refusal
@@ -33,6 +35,7 @@ from kvstore.namespace import Namespace, canonical_json
 from kvstore.weights import weights_digest
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_DTYPES = {**_DTYPES, "int8": torch.int8, "fp8": FP8}
 # What a configuration says beyond the shape of its keys and values. A field that is not known here
 # stays in the namespace: at worst, equal models do not share blocks.
 _NOT_IN_NAMESPACE = frozenset(
@@ -52,7 +55,8 @@ class LoadedModel:
     ``kv_shape`` is the shape of one block, ``num_heads`` counts query heads,
     ``attention_kinds`` are the distinct ones of its layers, ``context_tokens`` is the longest sequence
     the model takes, ``namespace`` the identity of its keys and values. Token ids are below
-    ``vocab_size``. ``adapters`` are those that requests may choose.
+    ``vocab_size``. ``adapters`` are those that requests may choose, ``key_scales`` those of keys that are
+    kept in 8 bits.
     """
 
     name: str
@@ -67,6 +71,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     namespace: Namespace
     adapters: Adapters = field(default_factory=Adapters)
+    key_scales: torch.Tensor | None = None
 
     def model_changed(self) -> Namespace:
         """Take note that the weights in memory were changed, and return the namespace they have now.
@@ -90,14 +95,17 @@ def load_model(
     """Load a Hugging Face folder with safetensors; nothing is fetched from anywhere.
 
     ``compute_dtype`` is ``auto`` (float32 on a CPU, else bfloat16), ``float32``, ``bfloat16`` or
-    ``float16``; ``kv_dtype`` likewise, where ``auto`` is the compute dtype. ``digests`` is a file
-    that remembers digests of weights between starts, ``loras`` are folders of adapters, by name. Raises
+    ``float16``; ``kv_dtype`` likewise, or ``int8`` or ``fp8``, where ``auto`` is the compute dtype. For
+    keys in 8 bits the model reads a sample, which takes some seconds on a CPU. ``digests`` is a file that
+    remembers digests of weights between starts, ``loras`` are folders of adapters, by name. Raises
     ``ModelRefusedError`` for a folder that is broken, a model or an adapter that cannot be served,
     ``ConfigError`` for settings that cannot be used.
     """
     where = _device(device)
-    compute = _dtype("compute_dtype", compute_dtype, torch.float32 if where.type == "cpu" else torch.bfloat16)
-    kept = _dtype("kv_dtype", kv_dtype, compute)
+    fastest = torch.float32 if where.type == "cpu" else torch.bfloat16
+    compute = _dtype("compute_dtype", compute_dtype, fastest, _DTYPES)
+    kept = _dtype("kv_dtype", kv_dtype, compute, _KV_DTYPES)
+    require_convertible(kept, where)
     check_checkpoint(folder)
     with _quietly():
         config = _read_config(folder)
@@ -107,6 +115,7 @@ def load_model(
         model = _read_weights(folder, config, compute, where)
         kv_shape = _kv_shape(config, block_tokens, kept)
         kinds = attention_kinds(str(folder), model, kv_shape)
+    key_scales = _key_scales(model, kv_shape)
     return LoadedModel(
         name=folder.name,
         model=model,
@@ -124,9 +133,12 @@ def load_model(
             compute_dtype=_dtype_name(compute),
             kv_dtype=_dtype_name(kept),
             block_tokens=block_tokens,
+            kv_form=form_name(kv_shape, key_scales),
+            layout=kv_shape.layout,
             label=folder.name,
         ),
         adapters=load_adapters(model, loras or {}, folder.name),
+        key_scales=key_scales,
     )
 
 
@@ -208,7 +220,15 @@ def _kv_shape(config: Any, block_tokens: int, dtype: torch.dtype) -> KVShape:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         block_tokens=block_tokens,
         dtype=dtype,
+        scale_dtype=scale_dtype_of(dtype),
     )
+
+
+def _key_scales(model: PreTrainedModel, shape: KVShape) -> torch.Tensor | None:
+    if shape.scale_dtype is None:
+        return None
+    config: Any = model.config
+    return measure_key_scales(model, shape, config.max_position_embeddings, config.vocab_size)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -231,12 +251,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(setting: str, name: str, default: torch.dtype) -> torch.dtype:
+def _dtype(setting: str, name: str, default: torch.dtype, known: Mapping[str, torch.dtype]) -> torch.dtype:
     if name == "auto":
         return default
-    if name not in _DTYPES:
-        raise ConfigError(setting, f"{name} is not one of auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+    if name not in known:
+        raise ConfigError(setting, f"{name} is not one of auto, {', '.join(known)}")
+    return known[name]
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

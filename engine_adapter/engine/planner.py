@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.ownership import Owner
 from engine_adapter.engine.pace import calm_s, decoding

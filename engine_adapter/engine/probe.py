@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, AttentionKind, Mask, PagedCache, register_as
+from engine_adapter.engine.kv_forms import Kept, PlainLayer
 from kvstore.errors import ModelRefusedError, one_line
 
 PROBE_NAME = "prefixd_probe"
@@ -65,14 +66,15 @@ class _Probe(PagedCache):
 
     def __init__(self, num_layers: int, layer: torch.Tensor) -> None:
         self._layer = layer[0], layer[1]
-        super().__init__([self._layer] * num_layers, torch.zeros(1, dtype=torch.int64, device=layer.device))
+        slots = torch.zeros(1, dtype=torch.int64, device=layer.device)
+        super().__init__([PlainLayer(*self._layer)] * num_layers, slots)
         self._expected = list(range(num_layers))
         self._written: list[int] = []
         self.asked: list[AttentionKind] = []
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_args: object, **_kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Kept, Kept]:
         for tensor, kept in zip((key, value), self._layer, strict=True):
             if tensor[0].transpose(0, 1).shape != kept.shape:
                 wanted = " heads of ".join(str(size) for size in kept.shape[1:])

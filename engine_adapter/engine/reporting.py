@@ -35,8 +35,8 @@ class EngineStatistics:
     computed because their load missed or was late. ``saved_s`` is what loading has saved in all against
     computing everything, as predicted, in mode ``observe`` what it would have; ``num_slower`` requests
     were slower than that. ``plans`` counts planned requests by what was chosen. ``num_verified`` blocks
-    were computed to compare, and ``num_found_wrong`` of them differed. TTFT, ITL and queue time come with
-    each request's events.
+    were computed to compare, and ``num_found_wrong`` of them differed. ``num_clamped`` numbers of keys were
+    beyond what their 8 bits hold. TTFT, ITL and queue time come with each request's events.
     """
 
     num_waiting: int
@@ -52,6 +52,7 @@ class EngineStatistics:
     plans: Mapping[str, int]
     num_verified: int
     num_found_wrong: int
+    num_clamped: int
     num_blocks: int
     num_available_blocks: int
     costs: CostsNow

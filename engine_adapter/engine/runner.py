@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from backends.device import DevicePool
-from engine_adapter.engine.attention import AttentionBackend, PagedCache, Span, pool_layers
+from engine_adapter.engine.attention import AttentionBackend, PagedCache, Span
+from engine_adapter.engine.kv_forms import pool_layers
 from engine_adapter.engine.lora import Adapters
 
 
@@ -36,7 +37,10 @@ class Chunk:
 
 
 class ModelRunner:
-    """Runs a model over the pool. Used by the engine's thread alone."""
+    """Runs a model over the pool. Used by the engine's thread alone.
+
+    ``key_scales`` belong to pools in 8 bits. ``num_clamped`` counts keys that were beyond their range.
+    """
 
     def __init__(
         self,
@@ -44,13 +48,16 @@ class ModelRunner:
         pool: DevicePool,
         attention: AttentionBackend,
         adapters: Adapters | None = None,
+        key_scales: torch.Tensor | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._attention = attention
         self._adapters = adapters or Adapters()
-        self._layers = pool_layers(pool)
         self._device = pool.keys_and_values.device
+        self._clamped = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._layers = pool_layers(pool, key_scales, self._clamped)
+        self.num_clamped = 0
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
@@ -85,6 +92,7 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0].float()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # a step is timed, and what it wrote may be stored
+        self.num_clamped = int(self._clamped)
         return logits
 
     def _indices(self, values: Sequence[int]) -> torch.Tensor:

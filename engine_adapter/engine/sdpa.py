@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from engine_adapter.engine.attention import Attend, Span
+from engine_adapter.engine.kv_forms import Kept, read
 from engine_adapter.engine.softcap import capped_attention
 
 # On a CPU, copying short sequences together costs less than one call each; from about 1,000 tokens
@@ -58,8 +59,8 @@ class _Step:
     def __call__(
         self,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Kept,
+        values: Kept,
         scaling: float,
         window: int | None,
         softcap: float | None,
@@ -86,8 +87,8 @@ class _Sequence:
     def attend(
         self,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Kept,
+        values: Kept,
         scaling: float,
         softcap: float | None,
     ) -> torch.Tensor:
@@ -101,10 +102,10 @@ class _Sequence:
         )
         return out.transpose(1, 2)
 
-    def _read(self, layer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        runs = [layer[run] for run in self.runs]
+    def _read(self, layer: Kept, dtype: torch.dtype) -> torch.Tensor:
+        runs = [read(layer, run, dtype) for run in self.runs]
         tokens = runs[0] if len(runs) == 1 else torch.cat(runs)
-        return tokens.to(dtype).transpose(0, 1).unsqueeze(0)
+        return tokens.transpose(0, 1).unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class _Gathered:
     def attend(
         self,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Kept,
+        values: Kept,
         scaling: float,
         softcap: float | None,
     ) -> torch.Tensor:
@@ -127,9 +128,9 @@ class _Gathered:
         out = _attend_single(query.permute(2, 0, 1, 3), key, value, self.mask, scaling, softcap)
         return out.transpose(0, 1)
 
-    def _read(self, layer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        tokens = layer.index_select(0, self.slots.view(-1)).to(dtype)
-        return tokens.view(*self.slots.shape, *layer.shape[1:]).transpose(1, 2)
+    def _read(self, layer: Kept, dtype: torch.dtype) -> torch.Tensor:
+        tokens = read(layer, self.slots.view(-1), dtype)
+        return tokens.view(*self.slots.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
 def _attend_single(

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from engine_adapter.engine.attention import Attend, Span
+from engine_adapter.engine.kv_forms import Kept, ScaledPlane
 
 
 class VarlenAttention:
@@ -53,12 +54,14 @@ class _Step:
     def __call__(
         self,
         query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        keys: Kept,
+        values: Kept,
         scaling: float,
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
+        if isinstance(keys, ScaledPlane) or isinstance(values, ScaledPlane):
+            raise TypeError("it reads plain keys and values alone")
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent from an older torch
 
         if softcap is not None:

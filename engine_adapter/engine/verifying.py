@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from backends.device import DevicePool
+from backends.kv_shape import KVShape
+from engine_adapter.engine.kv_forms import FP8
 from engine_adapter.engine.sequence import Sequence
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.leases import Hit
@@ -17,8 +19,9 @@ from kvstore.store import TieredStore
 
 MOST_WITNESSES = 64
 """Blocks that are loaded to be compared, of all prompts; staging memory should hold as many."""
-_FP32_TOLERANCE = 1e-3
-_16_BIT_TOLERANCE = 0.05
+_TOLERANCE = {
+    torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05, torch.int8: 0.15, FP8: 0.15,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -34,7 +37,8 @@ class Verifier:
 
     What is loaded for this is never used. Rounding depends on how a prompt was cut into steps, so each
     layer's keys and values may differ by a small share of their norm; another block's differ by as much
-    as they are. Used by the engine's thread alone.
+    as they are. In 8 bits that rounding tips codes over to the next one, so the share is larger. Used by
+    the engine's thread alone.
     """
 
     def __init__(self, pool: DevicePool, store: TieredStore, share: float) -> None:
@@ -44,7 +48,7 @@ class Verifier:
         self._share = share
         self._owed = 0.0
         self._witnesses: dict[int, list[tuple[int, Ticket]]] = {}
-        self._tolerance = _FP32_TOLERANCE if pool.shape.dtype == torch.float32 else _16_BIT_TOLERANCE
+        self._tolerance = _TOLERANCE[pool.shape.dtype]
 
     def selects(self) -> bool:
         """Say whether the next hit is to be verified: every so many, as the share says."""
@@ -99,11 +103,19 @@ class Verifier:
             return False
         computed = bytearray(shape.block_bytes)
         self._pool.read_block(block, memoryview(computed))
-        planes = 2 * shape.num_layers
-        ours, theirs = (
-            torch.frombuffer(data, dtype=shape.dtype).reshape(planes, -1).float()
-            for data in (computed, stored)
-        )
+        ours, theirs = _numbers(shape, computed), _numbers(shape, stored)
         error = (ours - theirs).norm(dim=1)
         # Not ``<=`` turned around: what is not a number is not equal.
         return bool((error <= self._tolerance * ours.norm(dim=1)).all())
+
+
+def _numbers(shape: KVShape, data: memoryview | bytearray) -> torch.Tensor:
+    """Return each layer's keys and each layer's values in a row of their own.
+
+    Keys in 8 bits stay in units of their channel's scale, which is the same in every block.
+    """
+    kept, *scales = shape.views(data)
+    numbers = kept.float()
+    for scale in scales:
+        numbers[:, 1:] *= scale
+    return numbers.reshape(2 * shape.num_layers, -1)

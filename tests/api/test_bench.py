@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from api.cli import build_cli
+from kvstore.errors import ConfigError
 from tests.valkey import Valkey
 
 REPOSITORY = Path(__file__).parents[2]
@@ -108,6 +110,39 @@ def test_bench_engine_reports_a_model_with_a_small_vocabulary(model_folder: Path
     assert all(time_s > 0 for time_s in report["ttft_hit_s"].values())
     assert set(report["no_reuse_overhead"]) == {"ttft", "itl_p99"}
     assert not list((tmp_path / "blocks").iterdir())
+
+
+def test_bench_codecs_reports_every_form_against_fp32(model_folder: Path, tmp_path: Path) -> None:
+    model = ("--model", str(model_folder))
+    report = report_of(tmp_path / "report.json", "codecs", "--rounds", "1", *model)
+    assert report["model"] == model_folder.name
+    forms = report["forms"]
+    assert list(forms) == ["float32", "bfloat16", "int8", "fp8"]
+    assert {form: figures["bytes_per_token"] for form, figures in forms.items()} == {
+        "float32": 256, "bfloat16": 128, "int8": 72, "fp8": 72
+    }  # fmt: skip
+    assert forms["float32"]["tokens_equal"] == forms["float32"]["choices_equal"] == 1
+    assert forms["float32"]["key_error"] == forms["float32"]["logit_difference"] == 0
+    for figures in forms.values():
+        assert set(figures) == set(forms["float32"])
+        assert figures["encode_bytes_per_s"] > 0 < figures["decode_bytes_per_s"]
+        assert figures["zstd_planes_ratio"] >= 1
+    errors = [forms[form]["key_error"] for form in forms]
+    assert 0 == errors[0] < errors[1] < errors[2] < errors[3] < 0.04
+    assert all(forms[form]["logit_difference"] > 0 for form in ("bfloat16", "int8", "fp8"))
+
+
+def test_bench_codecs_says_which_form_a_device_cannot_do(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dtype: torch.dtype, _device: torch.device) -> None:
+        if dtype == torch.float8_e4m3fn:
+            raise ConfigError("kv_dtype", "not here")
+
+    monkeypatch.setattr("engine_adapter.engine.models.require_convertible", refuse)
+    report = report_of(tmp_path / "report.json", "codecs", "--rounds", "1", "--model", str(model_folder))
+    assert report["forms"]["fp8"] == {"refused": "not here"}
+    assert report["forms"]["int8"]["bytes_per_token"] == 72
 
 
 @pytest.mark.parametrize("command", [("tiers",), ("engine", "--model", "none")])

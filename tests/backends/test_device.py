@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from backends.device import DevicePool, KVShape
+from backends.device import DevicePool
+from backends.kv_shape import KVShape
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from policies.lru import LeafFirstLRU
@@ -201,6 +202,29 @@ def test_a_block_at_rest_is_layer_kind_token_head_dimension(dtype: torch.dtype) 
     pool.read_block(1, memoryview(out))
     expected = pool.keys_and_values[:, :, 4:8].contiguous()
     assert torch.equal(torch.frombuffer(out, dtype=dtype).view(2, 2, 4, 2, 4), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_block_in_8_bits_has_its_scales_behind_it(dtype: torch.dtype) -> None:
+    pool = Pool(3, KVShape(2, 2, 4, 4, dtype, torch.bfloat16))
+    bytes_of_pool = pool.keys_and_values.view(torch.uint8)
+    bytes_of_pool.copy_(torch.randint(256, bytes_of_pool.shape))
+    assert pool.value_scales is not None
+    pool.value_scales.copy_(torch.rand(pool.value_scales.shape))
+    assert pool.shape.token_bytes == 2 * 2 * 2 * 4 + 2 * 2 * 2
+    out = bytearray(pool.shape.block_bytes)
+    pool.read_block(1, memoryview(out))
+    assert out[: 2 * 2 * 4 * 2 * 4] == bytes_of_pool[:, :, 4:8].contiguous().numpy().tobytes()
+    scales = torch.frombuffer(out, dtype=torch.bfloat16, offset=2 * 2 * 4 * 2 * 4)
+    assert torch.equal(scales.view(2, 1, 4, 2, 1), pool.value_scales[:, :, 4:8])
+
+    other = Pool(5, pool.shape)
+    first, second = other.allocated(2)
+    other.write_block(first, memoryview(out))
+    other.copy_block(first, second)
+    back = bytearray(len(out))
+    other.read_block(second, memoryview(back))
+    assert back == out
 
 
 def test_a_block_written_reads_back_bit_for_bit() -> None:

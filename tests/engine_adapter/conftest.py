@@ -114,7 +114,7 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         )
         added, removed = store.device_added, store.device_removed
         pool = DevicePool(model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock)
-        runner = ModelRunner(model.model, pool, SdpaAttention(), model.adapters)
+        runner = ModelRunner(model.model, pool, SdpaAttention(), model.adapters, model.key_scales)
         config = EngineConfig(**limits)
         named = NamedPolicy("under test", policy or AlwaysLoad())
         engine = Engine(model, tiny_tokenizer, pool, runner, store, named, costs, config, clock)

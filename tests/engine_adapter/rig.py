@@ -91,6 +91,8 @@ class Rig:
         def forget() -> None:
             assert self.pool.num_free == self.pool.num_blocks
             self.pool.keys_and_values.fill_(7.0)
+            if self.pool.value_scales is not None:
+                self.pool.value_scales.fill_(7.0)
 
         self.on_engine_thread(forget)
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import Attend, AttentionBackend, AttentionKind, Span
 from engine_adapter.engine.attention_choice import choose_attention, first_that_agrees
+from engine_adapter.engine.kv_forms import FP8, scale_dtype_of
 from engine_adapter.engine.sdpa import SdpaAttention
 from engine_adapter.engine.varlen import VarlenAttention
 from kvstore.errors import ConfigError
@@ -21,7 +22,7 @@ KINDS = [FULL, AttentionKind(window=4096), AttentionKind(softcap=50.0), Attentio
 
 
 def shape(dtype: torch.dtype = torch.float32, block_tokens: int = 16) -> KVShape:
-    return KVShape(num_layers=1, num_kv_heads=3, head_dim=64, block_tokens=block_tokens, dtype=dtype)
+    return KVShape(1, 3, 64, block_tokens, dtype, scale_dtype_of(dtype))
 
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]
@@ -107,6 +108,29 @@ def test_sdpa_agrees(dtype: torch.dtype, gather_tokens: int, num_heads: int, blo
     sdpa = SdpaAttention(gather_tokens)
     choice = first_that_agrees([sdpa], num_heads, shape(dtype, block_tokens), dtype, CPU, KINDS)
     assert choice.rejected == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gather_tokens", [0, 1 << 30])
+@pytest.mark.parametrize("form", [torch.int8, FP8])
+def test_sdpa_reads_8_bits(dtype: torch.dtype, gather_tokens: int, form: torch.dtype) -> None:
+    sdpa = SdpaAttention(gather_tokens)
+    assert first_that_agrees([sdpa], 9, shape(form), dtype, CPU, KINDS).rejected == {}
+
+
+@pytest.mark.parametrize("form", [torch.int8, FP8])
+def test_a_kernel_that_reads_no_8_bits_is_passed_over(form: torch.dtype) -> None:
+    both: list[AttentionBackend] = [VarlenAttention(), SdpaAttention()]
+    choice = first_that_agrees(both, 9, shape(form), torch.float32, CPU, [FULL])
+    assert choice.attention.name == "sdpa"
+    assert choice.rejected == {"varlen": "fails: it reads plain keys and values alone"}
+
+
+@pytest.mark.parametrize("wrong", [IgnoresTable(0), SeesOneTokenLess(0)])
+@pytest.mark.parametrize("form", [torch.int8, FP8])
+def test_a_wrong_kernel_is_found_in_8_bits_too(wrong: Altered, form: torch.dtype) -> None:
+    choice = first_that_agrees([wrong, SdpaAttention()], 9, shape(form), torch.float32, CPU, [FULL])
+    assert choice.rejected["altered"].startswith("is wrong by ")
 
 
 def test_the_first_candidate_that_agrees_wins() -> None:

@@ -104,6 +104,17 @@ def test_a_restart_on_the_same_folder_reuses_all_whole_blocks(serve: Serve) -> N
         assert again.usage.tokens_by_source["disk"] == 96
 
 
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "fp8"])
+def test_a_restart_reuses_blocks_in_any_form(serve: Serve, form: str) -> None:
+    with serve(kv_dtype=form) as serving:
+        clean = answer(serving, CacheUse.OFF)
+        assert answer(serving).token_ids == clean.token_ids
+    with serve(kv_dtype=form) as serving:
+        again = answer(serving)
+        assert again.token_ids == clean.token_ids
+        assert again.usage.tokens_by_source["disk"] == 96
+
+
 def new_weights(folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     torch.manual_seed(99)
@@ -132,8 +143,12 @@ def test_case_1_another_model_under_the_same_name_finds_nothing(
 
 
 @pytest.mark.parametrize(
-    "options", [{"block_tokens": 16}, {"kv_dtype": "bfloat16"}, {"compute_dtype": "bfloat16"}]
-)
+    "options",
+    [
+        {"block_tokens": 16}, {"kv_dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"},
+        {"compute_dtype": "bfloat16"},
+    ],
+)  # fmt: skip
 def test_case_1_another_form_of_kv_finds_nothing(serve: Serve, options: dict[str, object]) -> None:
     with serve() as serving:
         answer(serving)

@@ -81,7 +81,7 @@ def test_dtypes_of_computing_and_of_keys_are_chosen_apart(saved: Path) -> None:
     ("setting", "value", "message"),
     [
         ("compute_dtype", "int4", "compute_dtype: int4 is not one of auto, float32"),
-        ("kv_dtype", "fp8", "kv_dtype: fp8 is not one of auto"),
+        ("kv_dtype", "int4", "kv_dtype: int4 is not one of auto, float32, .*, fp8"),
         ("device", "meta", "device: meta is not served"),
         ("device", "toaster", "device: toaster is no device"),
     ],
@@ -111,6 +111,7 @@ def change_rope(folder: Path) -> None:
         (lambda folder: edit_config(folder, some_new_field=3), {}, ("model_config",)),
         (lambda _: None, {"block_tokens": 32}, ("block_tokens",)),
         (lambda _: None, {"kv_dtype": "float16"}, ("kv_dtype",)),
+        (lambda _: None, {"kv_dtype": "int8"}, ("kv_dtype", "kv_form", "layout")),
         (lambda _: None, {"compute_dtype": "bfloat16"}, ("compute_dtype", "kv_dtype")),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.ownership import Loads, Ownership
 from engine_adapter.engine.planner import NamedPolicy, Order, Planner
 from engine_adapter.engine.request import Mode, Request

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from backends.device import KVShape
+from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, AttentionKind, register_attention
 from engine_adapter.engine.probe import attention_kinds
 from kvstore.errors import ModelRefusedError

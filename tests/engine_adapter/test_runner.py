@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from backends.device import DevicePool, KVShape
+from backends.device import DevicePool
+from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
 from engine_adapter.engine.models import load_model
 from engine_adapter.engine.probe import attention_kinds

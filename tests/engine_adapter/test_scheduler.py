@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from backends.device import DevicePool, KVShape
+from backends.device import DevicePool
+from backends.kv_shape import KVShape
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import Detokenizer, TextStream

@@ -14,6 +14,7 @@ _MOST_STRETCH = 4.0
 _LEAST_TOKENS = 16
 # A step that is cut computes at least this part of what it could.
 _LEAST_SHARE = 0.125
+_MOST_STEPS_WAITED = 2.0
 
 
 def decoding(running: Iterable[Sequence]) -> Work:
@@ -39,7 +40,8 @@ class Pace:
 
     A chunk delays those before it whose first token comes at the end of the step, or who could go on
     before it. Left out, all from it on may be delayed by what a step costs for itself. The lesser loss
-    wins; where nothing else is in the step, at least a block is computed.
+    wins, but nobody waits for others much longer than a step costs: who came first should be served as
+    if it were alone. Where nothing else is in the step, at least a block is computed.
     Made for one step; times in seconds, from its beginning.
 
     Those who decode wait for each step: beside them the prefill takes ``most_s`` at most, and a longer one
@@ -52,8 +54,8 @@ class Pace:
         self._block_tokens = block_tokens
         self._most_s = most_s
         self._took_s = 0.0
-        self._num_served = 0
-        self._loaded_s: list[float] = []
+        self._is_served = False
+        self._ready_s: list[float] = []
 
     def end(self, start: int, end: int, num_behind: int) -> int:
         """Return how far to compute from ``start``, up to ``end``, the first of ``num_behind`` sequences.
@@ -65,19 +67,24 @@ class Pace:
             return end
         end = self._calm_end(cost, start, end)
         chunk_s = cost.marginal_s(start, end)
-        if self._lost_s(chunk_s) <= num_behind * cost.step_s:
+        ends_s = self._took_s + chunk_s
+        lost_s = sum(max(0.0, ends_s - max(ready_s, self._took_s)) for ready_s in self._ready_s)
+        longest_s = max((ends_s - ready_s for ready_s in self._ready_s), default=0.0)
+        if lost_s <= num_behind * cost.step_s and longest_s <= _MOST_STEPS_WAITED * cost.step_s:
             return end
-        return start if self._num_served else self._cut(cost, start, end)
+        return start if self._is_served else self._cut(cost, start, end)
 
     def add(self, start: int, end: int, *, is_served: bool) -> None:
         """Note a chunk of this step; ``is_served``: the first token of its sequence comes with it."""
         if self._cost is not None:
             self._took_s += self._cost.marginal_s(start, end)
-        self._num_served += is_served
+        if is_served:
+            self._is_served = True
+            self._ready_s.append(self._took_s)
 
     def awaits(self, loaded_s: float) -> None:
-        """Note that a sequence could go on ``loaded_s`` from now, when its loads have ended."""
-        self._loaded_s.append(loaded_s)
+        """Note that the last sequence could go on ``loaded_s`` from now, when its loads have ended."""
+        self._ready_s.append(max(loaded_s, self._took_s))
 
     def _calm_end(self, cost: ComputeCost, start: int, end: int) -> int:
         """Return how far to compute lest those who decode wait too long."""
@@ -89,15 +96,10 @@ class Pace:
         least = 0 if self._took_s else _LEAST_TOKENS
         return max(_fitting(cost, start, end, share_s), min(end, start + least))
 
-    def _lost_s(self, chunk_s: float) -> float:
-        ends_s = self._took_s + chunk_s
-        lost_s = (ends_s - max(loaded_s, self._took_s) for loaded_s in self._loaded_s)
-        return self._num_served * chunk_s + sum(late_s for late_s in lost_s if late_s > 0)
-
     def _cut(self, cost: ComputeCost, start: int, end: int) -> int:
         """Return the end of the blocks that are computed when the first loads end, or of a short step."""
         least_s = max(cost.step_s, _LEAST_SHARE * cost.marginal_s(start, end))
-        rest_s = max(min(self._loaded_s), least_s) - self._took_s
+        rest_s = max(min(self._ready_s), least_s) - self._took_s
         if rest_s <= 0:
             return start
         fits = _fitting(cost, start, end, rest_s)

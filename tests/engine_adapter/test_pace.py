@@ -46,6 +46,16 @@ def test_a_first_token_waits_for_others_no_longer_than_a_step_of_their_own_costs
     assert pace(served=1).end(0, num_tokens, num_behind) == num_computed
 
 
+def test_nobody_waits_for_others_longer_than_two_steps_cost() -> None:
+    assert pace(served=1).end(0, 41, 99) == 0
+    assert pace(loaded_s=0.1).end(0, 141, 99) == 96
+    step = pace(served=1)
+    assert step.end(0, 30, 99) == 30
+    step.add(0, 30, is_served=False)
+    assert step.end(0, 11, 99) == 0
+    assert step.end(0, 10, 99) == 10
+
+
 def test_each_of_those_who_are_served_counts() -> None:
     both = pace(served=1)
     both.add(0, 1, is_served=True)

@@ -192,12 +192,12 @@ def test_who_comes_to_a_ready_block_does_not_wait_for_a_long_chunk_of_the_next(m
 def test_a_chunk_that_saves_those_behind_it_a_step_joins(make_desk: MakeDesk) -> None:
     desk = make_desk(max_batched_tokens=64, max_sequences=3)
     desk.learn_cost(step_s=0.004, token_s=0.001)
-    for length in (7, 10, 11, 12):
+    for length in (7, 8, 9, 10):
         desk.add(prompt_of(length, length))
 
-    # The second costs the first 10 ms and saves itself and two others 4 ms each, one not admitted yet;
-    # the third would cost two 11 ms each.
-    assert desk.turn() == [(0, 0, 7), (1, 0, 10)]
+    # The second costs the first 8 ms and saves itself and two others 4 ms each, one not admitted yet;
+    # the third would cost two 9 ms each.
+    assert desk.turn() == [(0, 0, 7), (1, 0, 8)]
 
 
 def test_running_sequences_decode_before_anybody_is_prefilled(make_desk: MakeDesk) -> None:

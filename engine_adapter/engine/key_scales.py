@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import PagedCache, Span
-from engine_adapter.engine.kv_forms import LARGEST_CODE, PoolLayer
+from engine_adapter.engine.kv_forms import FP8, LARGEST_CODE, PoolLayer
 from engine_adapter.engine.sdpa import SdpaAttention
 from kvstore.errors import ModelRefusedError
 
@@ -25,7 +25,8 @@ _SAMPLE_TOKENS = 512
 _NUM_PLACES = 4
 _SEED = 2026
 _SHARE_IN_ROWS, _SHARE_OF_ECHOES, _ECHO_TOKENS = 0.1, 0.05, 20
-_MARGIN = 1.75
+# In fp8 a wide range costs next to nothing: small numbers are as exact as large ones.
+_MARGIN = {torch.int8: 1.75, FP8: 4.0}
 # Scales on so coarse a grid seldom differ where rounding does: on other machines, with more threads.
 _STEPS_PER_DOUBLING = 4
 _LEAST_RANGE = 1e-30
@@ -48,7 +49,7 @@ def measure_key_scales(
         _read_sample(model, tokens, (context_tokens - num_tokens) * place // (_NUM_PLACES - 1), layers)
     if not seen.isfinite().all():
         raise ModelRefusedError(model.config.model_type, "it computes keys that are not finite")
-    return _end_of_range(seen) / LARGEST_CODE[shape.dtype]
+    return _end_of_range(seen * _MARGIN[shape.dtype]) / LARGEST_CODE[shape.dtype]
 
 
 class _WatchedLayer:
@@ -93,6 +94,6 @@ def _read_sample(
 
 
 def _end_of_range(largest: torch.Tensor) -> torch.Tensor:
-    """Return the range of each channel: more than the largest key, on a grid, and not 0."""
-    doublings = (largest.double() * _MARGIN).clamp_min(_LEAST_RANGE).log2()
+    """Return the range of each channel: at least ``largest``, on a grid, and not 0."""
+    doublings = largest.double().clamp_min(_LEAST_RANGE).log2()
     return (doublings * _STEPS_PER_DOUBLING).ceil().div(_STEPS_PER_DOUBLING).exp2().float()

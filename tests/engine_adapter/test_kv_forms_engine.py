@@ -172,7 +172,7 @@ def test_the_range_of_keys_is_the_models_own(model: LoadedModel, make_rig: MakeR
     num_keys = num_tokens * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM
     assert rig.engine.statistics().num_clamped < num_keys / 1000
     largest = rig.pool.keys_and_values[:, 0].float().abs().amax(1) / LARGEST_CODE[model.kv_shape.dtype]
-    assert float(largest.min()) > 0.3
+    assert float(largest.min()) > 0.1
 
 
 def test_a_model_without_finite_keys_is_refused(tiny_folder: Path, tmp_path: Path) -> None:

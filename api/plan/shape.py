@@ -77,7 +77,9 @@ def shape_of(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> 
     where something is missing, or the model keeps no plain keys and values.
     """
     facts = {**config, **{key: value for key, value in given.items() if value is not None}}
-    if field := _other_state(config):
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise ConfigError("model", "sliding_window: this plan has every token attend to all before it")
+    if field := next((field for field in _OTHER_STATE if config.get(field)), None):
         raise ConfigError("model", f"{field}: it does not keep keys and values of each token in each layer")
     num_heads = _size(facts, "num_attention_heads", "heads")
     if facts.get("head_dim") is None:
@@ -107,12 +109,6 @@ def shape_of(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> 
         weight_bytes=parameters * ITEM_BYTES[_dtype(facts)],
         context_tokens=_size(facts, "max_position_embeddings", "model"),
     )
-
-
-def _other_state(config: Mapping[str, Any]) -> str | None:
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        return "sliding_window"
-    return next((field for field in _OTHER_STATE if config.get(field)), None)
 
 
 def _parameters(facts: Mapping[str, Any]) -> float:

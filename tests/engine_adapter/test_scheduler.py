@@ -74,6 +74,15 @@ class Desk:
         for num_tokens in (1, 32, 512):
             self.costs.note_step(StepWork(num_tokens, 0.0), step_s + num_tokens * token_s, 0.0)
 
+    def store_below(self, prompt: list[int]) -> list[bytes]:
+        """Compute ``prompt`` and leave it to the tiers below the device alone; returns its blocks' keys."""
+        sequence = self.add(prompt)
+        self.turn()
+        keys = list(sequence.keys)
+        self.scheduler.remove(sequence)
+        self.prefix.clear()
+        return keys
+
     def turn(self) -> list[tuple[int, int, int]]:
         """Admit, plan and compute; returns (number, start, end) of each work."""
         self.admit_all()
@@ -144,10 +153,7 @@ def test_a_first_token_does_not_wait_for_a_long_chunk_of_the_next(make_desk: Mak
 
 def test_who_waits_for_loads_does_not_wait_for_a_long_chunk_of_the_next(make_desk: MakeDesk) -> None:
     desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
-    first = desk.add(prompt)
-    desk.turn()
-    desk.scheduler.remove(first)
-    desk.prefix.clear()
+    desk.store_below(prompt)
     again, other = desk.add(prompt), desk.add(prompt_of(20, 2))
     desk.learn_cost(step_s=0.0, token_s=0.001)
     desk.costs.note_copy(0.001, 0.0)
@@ -163,10 +169,7 @@ def test_who_waits_for_loads_does_not_wait_for_a_long_chunk_of_the_next(make_des
 
 def test_loads_of_which_nothing_is_known_hold_nobody_up(make_desk: MakeDesk) -> None:
     desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
-    first = desk.add(prompt)
-    desk.turn()
-    desk.scheduler.remove(first)
-    desk.prefix.clear()
+    desk.store_below(prompt)
     _, other = desk.add(prompt), desk.add(prompt_of(20, 2))
     desk.learn_cost(step_s=0.0, token_s=0.001)
     desk.admit_all(collects=False)
@@ -176,11 +179,7 @@ def test_loads_of_which_nothing_is_known_hold_nobody_up(make_desk: MakeDesk) -> 
 
 def test_who_comes_to_a_ready_block_does_not_wait_for_a_long_chunk_of_the_next(make_desk: MakeDesk) -> None:
     desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
-    first = desk.add(prompt)
-    desk.turn()
-    keys = list(first.keys)
-    desk.scheduler.remove(first)
-    desk.prefix.clear()
+    keys = desk.store_below(prompt)
     assert desk.store.evict(keys[:1]) == 1
     desk.add(prompt)
     desk.add(prompt_of(30, 2))
@@ -269,11 +268,7 @@ def test_blocks_published_while_a_sequence_computes_are_shared(make_desk: MakeDe
 
 def test_computing_stops_at_a_ready_block_and_goes_on_behind_it(make_desk: MakeDesk) -> None:
     desk, prompt = make_desk(max_batched_tokens=64), prompt_of(22, 1)
-    first = desk.add(prompt)
-    desk.turn()
-    keys = list(first.keys)
-    desk.scheduler.remove(first)
-    desk.prefix.clear()
+    keys = desk.store_below(prompt)
     assert desk.store.evict([keys[0], keys[2], keys[3]]) == 3
     again = desk.add(prompt)
 

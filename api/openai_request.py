@@ -29,6 +29,8 @@ def check_fields(fields: GenerationFields, served: Served) -> None:
     if isinstance(fields, ChatFields):
         for index, message in enumerate(fields.messages):
             refuse_unserved_in_message(index, message.model_extra or {})
+    if _num_sent(fields) < 1:
+        raise RequestError("n", "must be 1 or more")
     if _num_made(fields) < _num_sent(fields):
         raise RequestError("best_of", "must be at least n")
     for name in _unstreamable(fields) if fields.stream else ():

@@ -129,7 +129,7 @@ class Request:
         _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
         _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
-        _require(abs(self.priority) <= MAX_PRIORITY, "priority", "must fit in 32 bits")
+        _require(-MAX_PRIORITY - 1 <= self.priority <= MAX_PRIORITY, "priority", "must fit in 32 bits")
         for name, value in (("session", self.session), ("lora", self.lora)):
             fits = value is None or 1 <= len(value) <= MAX_NAME_CHARACTERS
             _require(fits, name, f"has 1 to {MAX_NAME_CHARACTERS} characters")

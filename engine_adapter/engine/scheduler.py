@@ -89,10 +89,10 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take ``sequence`` out, wherever it is, and give back all it holds."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        to_be_forked = (one.forks for one in (*self.running, *self.waiting))
+        for place in (self.running, self.waiting, *to_be_forked):
+            if sequence in place:
+                place.remove(sequence)
         self._prefix.detach(sequence)
 
     def fork(self, sequence: Sequence) -> list[Sequence]:

@@ -76,6 +76,8 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"n": 40}, "n"),
         ({"n": "2"}, "n"),
         ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 0, "best_of": 2}, "n"),
+        ({"n": -1, "best_of": 2}, "n"),
         ({"n": 1, "best_of": 129}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"logprobs": 21}, "logprobs"),

@@ -74,7 +74,7 @@ def test_sampling_out_of_range_is_refused_by_name(bad: dict[str, Any], param: st
         ({"session": ""}, "session"),
         ({"salt": "x" * 1025}, "salt"),
         ({"priority": 2**31}, "priority"),
-        ({"priority": -(2**31)}, "priority"),
+        ({"priority": -(2**31) - 1}, "priority"),
     ],
 )
 def test_a_request_out_of_range_is_refused_by_name(bad: dict[str, Any], param: str) -> None:

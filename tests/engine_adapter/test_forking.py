@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_adapter.engine.answers import answers_of, likeliest, usage_of
+from engine_adapter.engine.engine import Handle
 from engine_adapter.engine.request import (
     CacheUse,
     Completion,
@@ -133,6 +134,18 @@ def test_cancelling_ends_all_answers(make_rig: MakeRig, num_tokens: int) -> None
     rig.engine.cancel(handle)
 
     assert [answer.reason for answer in events.answers(4)] == ["cancelled"] * 4
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_cancelling_one_answer_leaves_the_others(make_rig: MakeRig, num_tokens: int) -> None:
+    rig, events = make_rig(max_batched_tokens=32), Events()
+    handle = rig.engine.submit(several(prompt_of(300, 1), 3, 20), events)
+    events.wait_for_tokens(num_tokens)
+
+    rig.engine.cancel(Handle(handle[1:2]))
+
+    assert [answer.reason for answer in events.answers(3)] == ["length", "cancelled", "length"]
+    rig.check_at_rest()
 
 
 @pytest.mark.parametrize("cache", [CacheUse.ON, CacheUse.WRITE])

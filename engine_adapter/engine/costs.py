@@ -71,11 +71,11 @@ class CostBook:
         """Take note of a step that was made, and has just ended."""
         began_s = now_s - took_s
         loaded_bytes = sum(transfer.raw_bytes for transfer in self._read() if transfer.arrived_s > began_s)
-        cost = self._steps.cost()
-        if cost is None or not self._contention.is_beside_loads(loaded_bytes):
-            self._steps.learn((Step(work, took_s),))
-        else:
+        is_beside_loads = self._contention.is_beside_loads(loaded_bytes)
+        if is_beside_loads and (cost := self._steps.cost()) is not None:
             self._contention.learn(took_s, cost.of(work), loaded_bytes)
+        else:
+            self._steps.learn((Step(work, took_s),))
 
     def note_copy(self, took_s: float, now_s: float) -> None:
         """Take note of a block that was copied from our own memory to the device."""

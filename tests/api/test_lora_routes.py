@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,8 @@ from typer.testing import CliRunner, Result
 
 from api.cli import build_cli
 from api.server import ready_line
-from api.service import create_app
-from api.serving_config import serving_config
 from api.settings import Settings
-from engine_adapter.assemble import Serving, assemble
+from engine_adapter.assemble import Serving
 from tests.adapters import CONFIG, make_adapter
 from tests.api.test_live_server import running
 
@@ -36,18 +33,6 @@ def adapter_folders(model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def settings(make_settings: Callable[..., Settings], adapter_folders: dict[str, Path]) -> Settings:
     return make_settings(lora={"sql": adapter_folders["sql"], "team/poet": adapter_folders["poet"]})
-
-
-@pytest.fixture(scope="module")
-def serving(settings: Settings) -> Iterator[Serving]:
-    with closing(assemble(serving_config(settings))) as serving:
-        yield serving
-
-
-@pytest.fixture(scope="module")
-def client(serving: Serving, settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(serving, settings)) as client:
-        yield client
 
 
 def complete(client: TestClient, model: str, **fields: Any) -> Any:

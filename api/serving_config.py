@@ -33,6 +33,7 @@ def serving_config(settings: Settings) -> ServingConfig:
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
         loras=settings.lora,
+        cpu_weights=settings.cpu_weights,
     )
 
 

@@ -92,6 +92,12 @@ class Settings(BaseModel):
         "Number format of keys and values; auto is that of the model. int8 and fp8 take half the bytes of "
         "bfloat16 and are less exact: see the page about KV forms.",
     )
+    cpu_weights: Literal["auto", "plain"] = _field(
+        "Model",
+        "auto",
+        "How weights lie in memory on a CPU; auto keeps a second copy of those in bfloat16, in the order in "
+        "which it multiplies: faster, and it takes their bytes again.",
+    )
     lora: LoraFolders = _field(
         "Model",
         dict,

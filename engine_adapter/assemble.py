@@ -88,6 +88,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         kv_dtype=config.kv_dtype,
         digests=config.weight_digests,
         loras=config.loras,
+        cpu_weights=config.cpu_weights,
     )
     tokenizer = read_tokenizer(config.model)
     attention = attention_for(model)

@@ -39,7 +39,7 @@ class ServingConfig:
     ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end;
     ``weight_digests`` a file that remembers digests of weights between starts, ``cost_folder`` keeps
     what steps and loads were found to cost; ``mode`` is a ``Mode``; ``loras`` are folders of LoRA
-    adapters, by name.
+    adapters, by name; ``cpu_weights`` is ``auto`` or ``plain``.
     """
 
     model: Path
@@ -61,3 +61,4 @@ class ServingConfig:
     max_sequences: int
     max_waiting: int
     loras: Mapping[str, Path] = field(default_factory=dict)
+    cpu_weights: str = "auto"

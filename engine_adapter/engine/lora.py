@@ -49,6 +49,7 @@ class AdaptedLinear(nn.Linear):
     def __init__(self, base: nn.Linear, owners: Owners) -> None:
         super().__init__(base.in_features, base.out_features, base.bias is not None, device="meta")
         self.weight, self.bias = base.weight, base.bias
+        self.base = base
         self._owners = owners
         self._factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -58,7 +59,7 @@ class AdaptedLinear(nn.Linear):
         self._factors[name] = (down, up)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = super().forward(x)
+        out: torch.Tensor = self.base(x)
         if self._owners.rows:
             self._adapt(x.reshape(-1, self.in_features), out.view(-1, self.out_features))
         return out

@@ -25,17 +25,17 @@ from transformers.utils import logging as transformers_logging
 from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import ATTENTION_NAME, AttentionKind, register_attention
 from engine_adapter.engine.checkpoint import check_checkpoint
+from engine_adapter.engine.formats import Formats, choose_formats, dtype_name
 from engine_adapter.engine.key_scales import measure_key_scales
-from engine_adapter.engine.kv_forms import FP8, form_name, require_convertible, scale_dtype_of
+from engine_adapter.engine.kv_forms import form_name, scale_dtype_of
 from engine_adapter.engine.lora import Adapters, load_adapters
+from engine_adapter.engine.packed import is_packing_faster, pack_again, pack_linears
 from engine_adapter.engine.probe import attention_kinds
 from engine_adapter.engine.support import Config, refusal
-from kvstore.errors import ConfigError, ModelRefusedError, one_line
+from kvstore.errors import ModelRefusedError, one_line
 from kvstore.namespace import Namespace, canonical_json
 from kvstore.weights import weights_digest
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_KV_DTYPES = {**_DTYPES, "int8": torch.int8, "fp8": FP8}
 # What a configuration says beyond the shape of its keys and values. A field that is not known here
 # stays in the namespace: at worst, equal models do not share blocks.
 _NOT_IN_NAMESPACE = frozenset(
@@ -78,6 +78,7 @@ class LoadedModel:
 
         Reads all weights. What was stored before is never found under the new namespace.
         """
+        pack_again(self.model)
         self.namespace = replace(self.namespace, weights=digest_in_memory(self.model))
         return self.namespace
 
@@ -91,36 +92,37 @@ def load_model(
     kv_dtype: str = "auto",
     digests: Path | None = None,
     loras: Mapping[str, Path] | None = None,
+    cpu_weights: str = "auto",
 ) -> LoadedModel:
     """Load a Hugging Face folder with safetensors; nothing is fetched from anywhere.
 
     ``compute_dtype`` is ``auto`` (float32 on a CPU, else bfloat16), ``float32``, ``bfloat16`` or
     ``float16``; ``kv_dtype`` likewise, or ``int8`` or ``fp8``, where ``auto`` is the compute dtype. For
     keys in 8 bits the model reads a sample, which takes some seconds on a CPU. ``digests`` is a file that
-    remembers digests of weights between starts, ``loras`` are folders of adapters, by name. Raises
-    ``ModelRefusedError`` for a folder that is broken, a model or an adapter that cannot be served,
-    ``ConfigError`` for settings that cannot be used.
+    remembers digests of weights between starts, ``loras`` are folders of adapters, by name. With
+    ``cpu_weights`` ``auto`` a packed copy of the weights is kept where computing with it is faster; with
+    ``plain`` it is not. Raises ``ModelRefusedError`` for a folder that is broken, a model or an adapter that
+    cannot be served, ``ConfigError`` for settings that cannot be used.
     """
-    where = _device(device)
-    fastest = torch.float32 if where.type == "cpu" else torch.bfloat16
-    compute = _dtype("compute_dtype", compute_dtype, fastest, _DTYPES)
-    kept = _dtype("kv_dtype", kv_dtype, compute, _KV_DTYPES)
-    require_convertible(kept, where)
+    formats = choose_formats(device, compute_dtype, kv_dtype)
     check_checkpoint(folder)
     with _quietly():
         config = _read_config(folder)
         facts = config.to_dict()
         if reason := refusal(facts):
             raise ModelRefusedError(str(folder), reason)
-        model = _read_weights(folder, config, compute, where)
-        kv_shape = _kv_shape(config, block_tokens, kept)
+        model = _read_weights(folder, config, formats)
+        kv_shape = _kv_shape(config, block_tokens, formats.kept)
         kinds = attention_kinds(str(folder), model, kv_shape)
     key_scales = _key_scales(model, kv_shape)
+    adapters = load_adapters(model, loras or {}, folder.name)
+    if cpu_weights == "auto" and is_packing_faster(formats.device, formats.compute):
+        pack_linears(model)
     return LoadedModel(
         name=folder.name,
         model=model,
-        device=where,
-        compute_dtype=compute,
+        device=formats.device,
+        compute_dtype=formats.compute,
         kv_shape=kv_shape,
         num_heads=config.num_attention_heads,
         attention_kinds=kinds,
@@ -130,14 +132,14 @@ def load_model(
         namespace=Namespace(
             weights=weights_digest(folder, digests),
             model_config=kv_config(facts),
-            compute_dtype=_dtype_name(compute),
-            kv_dtype=_dtype_name(kept),
+            compute_dtype=dtype_name(formats.compute),
+            kv_dtype=dtype_name(formats.kept),
             block_tokens=block_tokens,
             kv_form=form_name(kv_shape, key_scales),
             layout=kv_shape.layout,
             label=folder.name,
         ),
-        adapters=load_adapters(model, loras or {}, folder.name),
+        adapters=adapters,
         key_scales=key_scales,
     )
 
@@ -176,15 +178,13 @@ def _read_config(folder: Path) -> PretrainedConfig:
     return config
 
 
-def _read_weights(
-    folder: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
+def _read_weights(folder: Path, config: PretrainedConfig, formats: Formats) -> PreTrainedModel:
     register_attention()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=dtype,
+            dtype=formats.compute,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
             use_safetensors=True,
@@ -203,7 +203,7 @@ def _read_weights(
     if left := _of_further_layers(report["unexpected_keys"], config.num_hidden_layers):
         reason = f"its weights have more layers than config.json asks for: {left[0]} is left over"
         raise ModelRefusedError(str(folder), reason)
-    return cast("PreTrainedModel", model.to(device).eval())
+    return cast("PreTrainedModel", model.to(formats.device).eval())
 
 
 def _of_further_layers(names: Iterable[str], num_layers: int) -> list[str]:
@@ -237,30 +237,6 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
         ids = getattr(config, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or ())
     return frozenset(found)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError("device", f"{name} is no device") from error
-    if device.type not in {"cpu", "cuda"}:
-        raise ConfigError("device", f"{name} is not served; cpu and cuda are")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", "no CUDA device is available")
-    return device
-
-
-def _dtype(setting: str, name: str, default: torch.dtype, known: Mapping[str, torch.dtype]) -> torch.dtype:
-    if name == "auto":
-        return default
-    if name not in known:
-        raise ConfigError(setting, f"{name} is not one of auto, {', '.join(known)}")
-    return known[name]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

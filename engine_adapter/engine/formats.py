@@ -1,4 +1,4 @@
-"""Where to compute and in which dtype, and in which one keys and values are kept: settings in words, checked."""
+"""Where to compute, and in which dtypes: settings in words, checked against the device."""
 
 from __future__ import annotations
 

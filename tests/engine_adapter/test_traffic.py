@@ -228,36 +228,55 @@ def test_steps_see_the_blocks_that_are_on_their_way(
     eventually(lambda: len(cuda.into) == 0)
 
 
+class Loading:
+    """A request in the middle of being loaded: its first block is held back, others are on their way."""
+
+    def __init__(self, make_late_rig: MakeLateRig, cuda: LateCuda) -> None:
+        self.gate, self.events, self.prompt = Flag(), Events(), prompt_of(75, 1)
+        self._slow: list[bytes] = []
+        script = [Fault(Operation.GET, self._hold_back)]
+        self.rig = make_late_rig(num_blocks=10, tiers=slow_tier(script), load_deadline_s=30)
+        self.rig.engine.generate(greedy(self.prompt, 1))
+        self.rig.engine.flush(10)
+        self.rig.forget_device()
+        self._slow += self.rig.keys(self.prompt)[:1]
+        self.handle = self.rig.engine.submit(greedy(self.prompt), self.events)
+        eventually(lambda: len(cuda.into) > 0)
+
+    def _hold_back(self, call: Call) -> int | None:
+        if call.key in self._slow:
+            self.gate.wait(10)
+        return call.proceed()
+
+
 def test_case_13_cancelled_while_its_blocks_are_copied_into_the_pool_and_others_get_them(
     make_late_rig: MakeLateRig, cuda: LateCuda, clean_ids: CleanIds
 ) -> None:
-    gate, prompt, other, cancelled = Flag(), prompt_of(75, 1), prompt_of(70, 2), Events()
-    slow = list[bytes]()
+    loading = Loading(make_late_rig, cuda)
+    engine, other, events = loading.rig.engine, prompt_of(70, 2), Events()
 
-    def hold_back(call: Call) -> int | None:
-        if call.key in slow:
-            gate.wait(10)
-        return call.proceed()
-
-    rig = make_late_rig(num_blocks=10, tiers=slow_tier([Fault(Operation.GET, hold_back)]), load_deadline_s=30)
-    rig.engine.generate(greedy(prompt, 1))
-    rig.engine.flush(10)
-    rig.forget_device()
-    slow += rig.keys(prompt)[:1]
-    handle = rig.engine.submit(greedy(prompt), cancelled)
-    eventually(lambda: len(cuda.into) > 0)
-
-    rig.engine.cancel(handle)
-    assert cancelled.finished().reason == "cancelled"
-    events = Events()
-    rig.engine.submit(greedy(other, 8, cache=CacheUse.OFF), events)
+    engine.cancel(loading.handle)
+    assert loading.events.finished().reason == "cancelled"
+    engine.submit(greedy(other, 8, cache=CacheUse.OFF), events)
     events.wait_for_tokens(1)
     cuda.into.run()
-    gate.set()
+    loading.gate.set()
 
     assert events.finished().reason == "length"
     assert events.token_ids == clean_ids(other, 8)
-    assert rig.engine.generate(greedy(prompt, 4)).token_ids == clean_ids(prompt, 4)
+    assert engine.generate(greedy(loading.prompt, 4)).token_ids == clean_ids(loading.prompt, 4)
+
+
+def test_closing_waits_for_what_is_being_loaded(make_late_rig: MakeLateRig, cuda: LateCuda) -> None:
+    loading = Loading(make_late_rig, cuda)
+
+    assert loading.rig.engine.close(5)
+
+    assert loading.events.finished().reason == "cancelled"
+    assert len(cuda.into) == 0
+    loading.gate.set()
+    eventually(lambda: loading.rig.arena.used_bytes == 0)
+    assert loading.rig.store.num_holds == 0
 
 
 def test_closing_stores_what_is_being_copied(make_late_rig: MakeLateRig, cuda: LateCuda) -> None:

@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.attention import Attend, Span
 from engine_adapter.engine.kv_forms import Kept, ScaledPlane
 
@@ -21,6 +22,7 @@ class VarlenAttention:
     """
 
     name = "varlen"
+    layout: Layout = "block-first"
 
     def plan(
         self,

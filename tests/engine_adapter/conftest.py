@@ -11,10 +11,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from backends.device import DevicePool
+from backends.copies import Copies
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.kv_forms import layout_for
 from engine_adapter.engine.models import LoadedModel, load_model
 from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.runner import ModelRunner
@@ -26,6 +27,7 @@ from kvstore.tier import TierSpec
 from policies.lru import LeafFirstLRU
 from policies.planning import ReloadPolicy
 from policies.reload import AlwaysLoad
+from tests.engine_adapter.pool_kinds import POOL_KINDS, PoolKind
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -89,7 +91,15 @@ def clean_ids(tiny_folder: Path) -> CleanIds:
 
 
 @pytest.fixture
-def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[MakeRig]:
+def pool_kind(request: pytest.FixtureRequest) -> PoolKind:
+    """Return the kind of pool under the engine; ``in_every_pool`` gives a test each of them."""
+    return POOL_KINDS[getattr(request, "param", "layer-first")]
+
+
+@pytest.fixture
+def make_rig(
+    tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast, pool_kind: PoolKind
+) -> Iterator[MakeRig]:
     """Return a maker of rigs; they are checked and closed at the end of the test."""
     rigs: list[Rig] = []
 
@@ -102,9 +112,10 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         policy: ReloadPolicy | None = None,
         make_costs: Callable[[int, str | None], CostBook] = CostBook,
         host_blocks: int = 256,
+        copies: Copies | None = None,
         **limits: Any,
     ) -> Rig:
-        arena = Arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
+        arena = pool_kind.arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
         specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * SLOT_BYTES)]
         clock = clock or Clock()
         memory_tier = next((spec.config.name for spec in specs if spec.config.name == "host"), None)
@@ -113,7 +124,11 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
             specs, arena, StoreConfig(audit_share=1.0), clock, on_transfer=costs.note_transfer
         )
         added, removed = store.device_added, store.device_removed
-        pool = DevicePool(model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock)
+        layout = layout_for(pool_kind.layout, model.kv_shape)
+        copies = copies or pool_kind.make_copies()
+        pool = pool_kind.pool(
+            model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock, layout, copies
+        )
         runner = ModelRunner(model.model, pool, SdpaAttention(), model.adapters, model.key_scales)
         config = EngineConfig(**limits)
         named = NamedPolicy("under test", policy or AlwaysLoad())

@@ -152,8 +152,8 @@ def _num_remainders(part: Any) -> int:
         return math.prod(map(_num_remainders, part))
     if not isinstance(part, Mapping):
         return 1
-    step = part.get("multipleOf")
-    digits = f"{Decimal(str(step)):f}" if isinstance(step, int | float) and step > 0 else "1"
+    step: Any = part.get("multipleOf")
+    digits = f"{Decimal(str(step)):f}" if type(step) in {int, float} and step > 0 else "1"
     return int(digits.replace(".", "")) * math.prod(map(_num_remainders, part.values()))
 
 

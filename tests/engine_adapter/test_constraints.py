@@ -6,13 +6,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from random import Random
 from typing import Annotated, Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerFast
 
@@ -20,7 +17,6 @@ from engine_adapter.engine.constraints import (
     MAX_CONSTRAINT_CHARACTERS,
     Constraint,
     Constraints,
-    Matcher,
     held_to,
 )
 from engine_adapter.engine.request import Request, Sampling
@@ -46,7 +42,7 @@ def held(rig: Rig, constraint: Constraint, prompt: list[int] | None = None, **op
     return Request(prompt or prompt_of(20, 1), Sampling(**wanted), constraint=constraint)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def constraints(tiny_tokenizer: PreTrainedTokenizerFast) -> Constraints:
     return Constraints(tiny_tokenizer, VOCAB_SIZE, {EOS})
 
@@ -291,90 +287,3 @@ def test_whitespace_comes_to_an_end(
         assert not matcher.forbidden(VOCAB_SIZE)[token]
         matcher.accept(token)
     assert matcher.forbidden(VOCAB_SIZE)[spaces[0]]
-
-
-REGEXES = st.recursive(
-    st.sampled_from(["a", "b", "é", "[0-9]", "[^a]", ".", r"\.", "[x-z]", "€"]),
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map("".join),
-        st.tuples(inner, inner).map(lambda two: f"({two[0]}|{two[1]})"),
-        st.tuples(inner, st.sampled_from(["?", "{2,3}", "{4}", "*"])).map(lambda two: f"({two[0]}){two[1]}"),
-    ),
-    max_leaves=8,
-)
-
-SCHEMAS = st.recursive(
-    st.sampled_from(
-        [
-            {"type": "null"},
-            {"type": "boolean"},
-            {"type": "integer", "minimum": -9, "maximum": 120},
-            {"type": "string", "maxLength": 4},
-            {"enum": ["a", 1, None, "é€"]},
-        ]
-    ),
-    lambda inner: st.one_of(
-        inner.map(lambda items: {"type": "array", "items": items, "minItems": 1, "maxItems": 3}),
-        st.dictionaries(st.sampled_from(["x", "y", 'a"b']), inner, min_size=1).map(
-            lambda fields: {
-                "type": "object",
-                "properties": fields,
-                "required": list(fields)[:1],
-                "additionalProperties": False,
-            }
-        ),
-        st.tuples(inner, inner).map(lambda two: {"anyOf": list(two)}),
-    ),
-    max_leaves=6,
-)
-
-
-@settings(deadline=None, max_examples=60)
-@given(REGEXES, st.integers(0, 99))
-def test_whatever_is_drawn_matches(tiny_tokenizer: PreTrainedTokenizerFast, pattern: str, seed: int) -> None:
-    constraints = _constraints_of(tiny_tokenizer)
-    assert re.fullmatch(pattern, walk(tiny_tokenizer, constraints.regex(pattern).begin(), Random(seed)))
-
-
-@settings(deadline=None, max_examples=60)
-@given(SCHEMAS, st.integers(0, 99))
-def test_whatever_is_drawn_is_what_the_schema_says(
-    tiny_tokenizer: PreTrainedTokenizerFast, schema: dict[str, Any], seed: int
-) -> None:
-    constraints = _constraints_of(tiny_tokenizer)
-    text = walk(tiny_tokenizer, constraints.json_schema(schema).begin(), Random(seed))
-    assert fits(json.loads(text), schema), text
-
-
-def _constraints_of(tokenizer: PreTrainedTokenizerFast) -> Constraints:
-    return Constraints(tokenizer, VOCAB_SIZE, {EOS})
-
-
-def walk(tokenizer: PreTrainedTokenizerFast, matcher: Matcher, random: Random) -> str:
-    """Draw allowed tokens until the end comes by chance or because nothing else fits."""
-    tokens: list[int] = []
-    while not matcher.is_complete:
-        allowed = (~matcher.forbidden(VOCAB_SIZE)).nonzero().flatten().tolist()
-        token = EOS if EOS in allowed and len(tokens) > 40 else random.choice(allowed)
-        matcher.accept(token)
-        if token == EOS:
-            break
-        tokens.append(token)
-    return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
-
-
-def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """Say whether ``value`` is what one of the schemas above asks for."""
-    if "anyOf" in schema:
-        return any(fits(value, one) for one in schema["anyOf"])
-    if isinstance(value, list):
-        return "items" in schema and 1 <= len(value) <= 3 and all(fits(one, schema["items"]) for one in value)
-    if isinstance(value, dict):
-        fields = schema.get("properties", {})
-        is_known = "required" in schema and set(schema["required"]) <= set(value) <= set(fields)
-        return is_known and all(fits(one, fields[name]) for name, one in value.items())
-    if "enum" in schema:
-        return value in schema["enum"]
-    kinds = {str: "string", int: "integer", bool: "boolean", type(None): "null"}
-    is_small = len(value) <= 4 if isinstance(value, str) else -9 <= (value or 0) <= 120
-    return kinds[type(value)] == schema["type"] and is_small

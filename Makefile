@@ -57,7 +57,7 @@ $(CACHE)/SmolLM2-135M-Instruct/config.json: | setup
 
 lock: setup  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/uv pip compile pyproject.toml --output-file requirements.lock --upgrade --quiet \
-		--universal --python-version 3.11 --extra engine --extra service --extra redis --extra plot --group dev \
+		--universal --python-version 3.11 --extra engine --extra constrained --extra service --extra redis --extra plot --group dev \
 		--no-annotate --custom-compile-command 'make lock'
 
 clean:  ## remove .venv and everything made

@@ -14,13 +14,14 @@ from kvstore.clock import Clock
 
 @dataclass(frozen=True)
 class Context:
-    """The assembled server, the names that it answers to, and what counts, encodes and explains for it."""
+    """The assembled server, the names that it answers to, and what does the rest of its work."""
 
     serving: Serving
     served: Served
     metrics: Metrics
     prompts: PromptEncoder
     explaining: FewThreads
+    constraining: FewThreads
     clock: Clock
     started_s: int
 

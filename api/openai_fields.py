@@ -21,7 +21,6 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "presence_penalty": (None, 0),
     "reasoning_effort": (None,),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),

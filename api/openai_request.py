@@ -9,6 +9,7 @@ from api.openai_fields import refuse_unserved, refuse_unserved_in_message
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from api.served import Served
 from engine_adapter.engine.answers import likeliest
+from engine_adapter.engine.constraints import Constraint
 from engine_adapter.engine.request import CacheUse, Completion, Mode, Request, Sampling
 from kvstore.errors import RequestError
 
@@ -37,7 +38,9 @@ def check_fields(fields: GenerationFields, served: Served) -> None:
         raise RequestError(name, "cannot be streamed; leave out one of the two")
 
 
-def engine_request(fields: GenerationFields, prompt_ids: Sequence[int], lora: str | None) -> Request:
+def engine_request(
+    fields: GenerationFields, prompt_ids: Sequence[int], lora: str | None, constraint: Constraint | None
+) -> Request:
     """Return the engine's request. Raises ``RequestError`` naming the body's field."""
     try:
         return Request(
@@ -52,6 +55,7 @@ def engine_request(fields: GenerationFields, prompt_ids: Sequence[int], lora: st
             expected_pause_s=fields.kv.expected_pause_s,
             lora=lora,
             priority=fields.priority or 0,
+            constraint=constraint,
         )
     except RequestError as error:
         raise RequestError(_body_field(fields, error.param), error.reason) from None

@@ -14,6 +14,7 @@ from api.context import Context
 from api.engine_bridge import RunningRequest
 from api.event_stream import EventStreamResponse, data_event
 from api.http_errors import error_body, status_response
+from api.openai_constraint import compiled
 from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
 from api.openai_request import check_fields, engine_request, sent_answers
@@ -75,8 +76,10 @@ def _model_card(context: Context, name: str) -> dict[str, Any]:
 async def _answer(
     context: Context, fields: GenerationFields, prompt_ids: list[int], http: Request, reply: Reply
 ) -> Response:
-    request = engine_request(fields, prompt_ids, context.served.lora(fields.model))
-    running = RunningRequest(context.serving.engine, request, context.metrics.observe)
+    engine = context.serving.engine
+    constraint = await compiled(fields, engine.constraints, context.constraining)
+    request = engine_request(fields, prompt_ids, context.served.lora(fields.model), constraint)
+    running = RunningRequest(engine, request, context.metrics.observe)
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 
 from api.settings import ModeName
+from engine_adapter.engine.constraints import ANY_OBJECT
 
 
 def _well_formed(text: str) -> str:
@@ -52,6 +54,50 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class NamedSchema(BaseModel):
+    """A JSON schema; its name and description, and whether it is strict, change nothing: it always is."""
+
+    model_config = _TYPES_ALONE
+
+    as_object: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """The form of answers, as the OpenAI API asks for it."""
+
+    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_the_schema_it_names(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema, and with no other")
+        return self
+
+    @property
+    def as_schema(self) -> Mapping[str, Any]:
+        """The schema of answers that are JSON."""
+        return ANY_OBJECT if self.json_schema is None else self.json_schema.as_object
+
+
+class StructuredOutputs(BaseModel):
+    """The form of answers, as vLLM asks for it."""
+
+    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+
+    json_schema: dict[str, Any] | Json[dict[str, Any]] | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: list[Text] | None = None
+
+    @property
+    def as_schema(self) -> Mapping[str, Any] | None:
+        """The schema of answers that are JSON; ``None``: they need not be."""
+        return ANY_OBJECT if self.json_schema is None and self.json_object else self.json_schema
+
+
 class GenerationFields(BaseModel):
     """What both kinds of generation take; ranges are the engine's, other fields ``openai_fields``'s."""
 
@@ -70,6 +116,8 @@ class GenerationFields(BaseModel):
     prompt_logprobs: int | None = None
     n: int | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: Text | None = None
     kv: KvFields = KvFields()
 

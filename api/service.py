@@ -33,6 +33,7 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
         metrics=Metrics(serving),
         prompts=PromptEncoder(serving.tokenizer, serving.model_facts.context_tokens),
         explaining=FewThreads("explain"),
+        constraining=FewThreads("constrain", max_waiting=settings.max_waiting),
         clock=clock,
         started_s=clock.wall_ms() // 1000,
     )
@@ -42,6 +43,7 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
         yield
         context.prompts.close()
         context.explaining.close()
+        context.constraining.close()
 
     app = FastAPI(title="prefixd", docs_url=None, redoc_url=None, lifespan=lifespan)
     token = settings.api_token.get_secret_value() if settings.api_token else None

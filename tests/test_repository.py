@@ -90,6 +90,10 @@ def test_the_lock_pins_what_the_project_needs_and_no_cuda_package() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    wanted += [package for extra in ("engine", "service", "redis", "plot") for package in extras[extra]]
+    wanted += [
+        package
+        for extra in ("engine", "constrained", "service", "redis", "plot")
+        for package in extras[extra]
+    ]
     assert {re.split(r"[^a-z0-9-]", requirement)[0] for requirement in wanted} <= pinned
     assert not [name for name in pinned if name.startswith(("nvidia", "triton", "cuda"))]

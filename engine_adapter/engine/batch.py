@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 
+from engine_adapter.engine.constraints import held_to
 from engine_adapter.engine.logprobs import token_logprobs
 from engine_adapter.engine.request import TokenLogprobs
 from engine_adapter.engine.runner import Chunk, ModelRunner
@@ -77,7 +78,8 @@ class Batch:
 
 def _choose(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[Choice]:
     """Choose the next token of each sequence from its row of fp32 logits ``[len(sequences), vocab]``."""
-    tokens = choose_tokens(logits, [sequence.sampler for sequence in sequences])
+    fitting = held_to([sequence.matcher for sequence in sequences], logits)
+    tokens = choose_tokens(fitting, [sequence.sampler for sequence in sequences])
     told = _likelihoods(logits, sequences, tokens)
     return [
         Choice(sequence, token, told.get(row))

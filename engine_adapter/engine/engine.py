@@ -15,6 +15,7 @@ from backends.device import DevicePool
 from engine_adapter.engine.accounts import Account, Accounts
 from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.config import EngineConfig
+from engine_adapter.engine.constraints import Constraints
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import TextStreams
 from engine_adapter.engine.explaining import Explainer, Explanation
@@ -48,6 +49,7 @@ class Engine:
     says so. The store stays its maker's to close, after the engine.
 
     ``mode`` holds for requests that name none; set it, from any thread, for those submitted from then on.
+    ``constraints`` compiles what answers must look like.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Engine:
         """``costs`` hears of the store's transfers; it is the engine's from here on."""
         self.config = config = config or EngineConfig()
         self.mode = config.mode
+        self.constraints = Constraints(tokenizer, model.vocab_size, model.eos_token_ids)
         self._model = model
         self._pool = pool
         self._runner = runner
@@ -214,6 +217,8 @@ class Engine:
     def _require_servable(self, request: Request) -> None:
         request.require_vocabulary(self._model.vocab_size)
         request.require_adapter(self._model.adapters.digests)
+        if request.constraint is not None and request.constraint.compiled_by is not self.constraints:
+            raise RequestError("constraint", "was compiled for another engine")
         num_tokens = len(request.prompt_ids)
         longest = self._model.context_tokens - 1
         if num_tokens > longest:

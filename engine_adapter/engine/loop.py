@@ -202,7 +202,9 @@ class Loop:
         sequence, token = choice.sequence, choice.token
         if token is None:
             raise ArithmeticError("the model's logits are not numbers")
-        sampling = sequence.request.sampling
+        sampling, matcher = sequence.request.sampling, sequence.matcher
+        if matcher is not None:
+            matcher.accept(token)
         if token in self._model.eos_token_ids and not sampling.ignore_eos:
             return "stop"
         sequence.tokens.append(token)
@@ -210,7 +212,7 @@ class Loop:
         text, is_stopped = sequence.text.add(token)
         likely = () if choice.logprobs is None else (choice.logprobs,)
         sequence.on_event(Delta(text, (token,), since_s, likely, index=sequence.index))
-        if is_stopped:
+        if is_stopped or (matcher is not None and matcher.is_complete):
             return "stop"
         is_full = len(sequence.tokens) >= self._model.context_tokens
         return "length" if is_full or sequence.num_generated == sampling.max_tokens else None

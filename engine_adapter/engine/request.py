@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from engine_adapter.engine.constraints import Constraint
 from kvstore.errors import RequestError
 
 MAX_STOP_STRINGS = 16
@@ -106,6 +107,8 @@ class Request:
 
     ``mode`` is the engine's own unless the request names one. ``lora`` names the adapter to answer
     with, ``None``: the model alone.
+    ``constraint`` is what the answers must look like, compiled by the engine's own ``constraints``; an answer
+    that is cut short, at its length or by a stop string, may be the beginning of what fits.
     A request with a smaller ``priority`` goes first, however long others have waited.
     ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
     ends the blocks this request leaves behind. ``session``, ``end_session`` and
@@ -123,12 +126,15 @@ class Request:
     expected_pause_s: float | None = None
     lora: str | None = None
     priority: int = 0
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
         _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
         _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
+        has_end = self.constraint is None or not self.sampling.ignore_eos
+        _require(has_end, "ignore_eos", "a constrained answer ends where it must; leave out one of the two")
         _require(-MAX_PRIORITY - 1 <= self.priority <= MAX_PRIORITY, "priority", "must fit in 32 bits")
         for name, value in (("session", self.session), ("lora", self.lora)):
             fits = value is None or 1 <= len(value) <= MAX_NAME_CHARACTERS

@@ -75,6 +75,7 @@ class Sequence:
         self.on_event = on_event
         self.text = text
         self.sampler = Sampler(request.sampling, index)
+        self.matcher = None if request.constraint is None else request.constraint.begin()
         self.times = Times(submitted_s)
         self.cache = CacheUse.OFF if mode is Mode.OFF else request.cache
         self.prompt_logprobs: PromptCollector | None = None

@@ -138,7 +138,7 @@ def test_a_message_has_our_words(client: TestClient, body: object, message: str)
             "messages[1].tool_calls",
         ),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"n": 0}, "n"),
         ({"n": 40}, "n"),
         ({"best_of": 2}, "best_of"),

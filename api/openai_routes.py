@@ -16,7 +16,7 @@ from api.event_stream import EventStreamResponse, data_event
 from api.http_errors import error_body, status_response
 from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
-from api.openai_request import check_fields, engine_request, sent_answers
+from api.openai_request import check_fields, engine_request, in_words_of_the_body, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from engine_adapter.engine.answers import answers_of, usage_of
 from engine_adapter.engine.request import Delta, Finished
@@ -75,8 +75,9 @@ def _model_card(context: Context, name: str) -> dict[str, Any]:
 async def _answer(
     context: Context, fields: GenerationFields, prompt_ids: list[int], http: Request, reply: Reply
 ) -> Response:
-    request = engine_request(fields, prompt_ids, context.served.lora(fields.model))
-    running = RunningRequest(context.serving.engine, request, context.metrics.observe)
+    with in_words_of_the_body(fields):
+        request = engine_request(fields, prompt_ids, context.served.lora(fields.model))
+        running = RunningRequest(context.serving.engine, request, context.metrics.observe)
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)
     try:

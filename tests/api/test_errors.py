@@ -79,6 +79,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"n": 0, "best_of": 2}, "n"),
         ({"n": -1, "best_of": 2}, "n"),
         ({"n": 1, "best_of": 129}, "best_of"),
+        ({"n": 1, "best_of": 40}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -196,6 +197,50 @@ def test_what_is_not_there_is_404(client: TestClient) -> None:
     assert error_of(client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
     assert error_of(client.get("/v2"), 404)["code"] == "unknown_url"
     assert error_of(client.get("/v1/completions"), 405)["code"] == "method_not_allowed"
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {**COMPLETION, "model": LONG}),
+        ("/v1/completions", {**COMPLETION, LONG: 1}),
+        ("/v1/completions", {**COMPLETION, "kv": {LONG: 1}}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "a", LONG: 1}]}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": LONG, "content": "a"}]}),
+        ("/kv/explain", {"prompt": "a", "model": LONG}),
+        ("/kv/explain", {LONG: 1}),
+    ],
+)
+def test_what_was_sent_is_repeated_only_as_far_as_it_is_short(
+    client: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    response = client.post(path, json=body)
+    error = error_of(response, response.status_code)
+    assert response.status_code in {400, 404}
+    assert len(error["message"]) < 300
+    assert len(error["param"]) <= 128
+
+
+def test_a_long_name_of_a_model_is_cut_and_those_served_are_told(client: TestClient) -> None:
+    for response in (
+        client.get(f"/v1/models/{LONG[:20_000]}"),
+        client.post("/v1/completions", json={**COMPLETION, "model": LONG}),
+    ):
+        told = f"model: '{'x' * 127}…' is not served here; 'tiny-llama' is"
+        assert error_of(response, 404)["message"] == told
+
+
+def test_what_a_chat_template_says_is_one_short_line(serving: Serving, settings: Settings) -> None:
+    tokenizer = copy(serving.tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('no\\n' + messages[0].content) }}"
+    with TestClient(create_app(replace(serving, tokenizer=tokenizer), settings)) as client:
+        body = {**CHAT, "messages": [{"role": "user", "content": LONG}]}
+        error = error_of(client.post("/v1/chat/completions", json=body), 400)
+    assert error["message"].startswith("messages: the model's chat template refuses them: no xxx")
+    assert len(error["message"]) < 400
 
 
 def test_a_prompt_beyond_the_context_says_its_length(client: TestClient) -> None:

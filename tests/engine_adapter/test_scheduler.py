@@ -375,7 +375,7 @@ def test_costs_are_looked_at_once_for_all_who_might_give_way(
     desk = make_desk(num_blocks=12, max_batched_tokens=64)
     desk.learn_cost(step_s=0.001, token_s=0.001)
     for seed in range(4):
-        desk.add(prompt_of(9, seed), CacheUse.OFF)
+        desk.add(prompt_of(9, seed))
     while desk.pool.num_available:
         desk.turn()
     look = Mock(side_effect=desk.costs.loads)

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from api.folders import cache_folder
 from api.lora_setting import LoraFolders
 from api.quantities import format_bytes, parse_bytes
+from engine_adapter.engine.request import MAX_DURATION_S
 
 _MOST_BYTES = 2**50
-_TEN_YEARS_S = 10 * 365 * 86_400
 
 
 def _disk_path() -> Path:
@@ -48,7 +48,7 @@ AutoBytes = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 TimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=_TEN_YEARS_S, allow_inf_nan=False)] | None, _none_for("never")
+    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None, _none_for("never")
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1)]

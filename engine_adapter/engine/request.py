@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,6 +15,8 @@ MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
 MAX_PRIORITY = 2**31 - 1
 MAX_NAME_CHARACTERS = 1024
+MAX_DURATION_S = 10 * 365 * 86_400
+"""Ten years, far within what blocks can be marked with."""
 COMPUTED = "computed"
 
 Reason = Literal["stop", "length", "cancelled", "error"]
@@ -126,8 +127,16 @@ class Request:
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
-        _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
-        _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
+        _require(
+            _is_duration(self.ttl_s) and self.ttl_s != 0,
+            "ttl_s",
+            f"must be above 0 and at most {MAX_DURATION_S} seconds",
+        )
+        _require(
+            _is_duration(self.expected_pause_s),
+            "expected_pause_s",
+            f"must be from 0 to {MAX_DURATION_S} seconds",
+        )
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
         _require(-MAX_PRIORITY - 1 <= self.priority <= MAX_PRIORITY, "priority", "must fit in 32 bits")
         for name, value in (("session", self.session), ("lora", self.lora)):
@@ -279,7 +288,7 @@ class Completion:
 
 
 def _is_duration(value_s: float | None) -> bool:
-    return value_s is None or (math.isfinite(value_s) and value_s >= 0)
+    return value_s is None or 0 <= value_s <= MAX_DURATION_S
 
 
 def _require(holds: bool, param: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fastapi.testclient import TestClient
@@ -22,6 +22,7 @@ from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.request import Request, Sampling
 from kvstore.errors import OverloadedError
+from kvstore.statistics import State
 from tests.api.conftest import CONTEXT_TOKENS
 
 MODEL = "tiny-llama"
@@ -199,6 +200,21 @@ def test_what_is_not_there_is_404(client: TestClient) -> None:
     assert error_of(client.get("/v1/completions"), 405)["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("duration", ["1e400", "1e300", "315360001", "-1", "NaN"])
+def test_a_time_beyond_ten_years_is_refused_with_the_bounds(
+    client: TestClient, serving: Serving, duration: str
+) -> None:
+    for field, bounds in (("ttl_s", "above 0 and at most"), ("expected_pause_s", "from 0 to")):
+        body = json.dumps({**COMPLETION, "prompt": [7] * 50, "kv": {field: 0.5}}).replace("0.5", duration)
+        response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        told = f"kv.{field}: must be {bounds} 315360000 seconds"
+        assert error_of(response, 400)["message"] == told
+    longest = {**COMPLETION, "prompt": [7] * 50, "kv": {"ttl_s": 315360000}}
+    assert client.post("/v1/completions", json=longest).status_code == 200
+    assert serving.engine.flush(10)
+    assert serving.store.health().state is State.OK
+
+
 LONG = "x" * 100_000
 
 
@@ -348,6 +364,7 @@ class _Broken:
     """A tokenizer whose every use is a surprise."""
 
     chat_template = "x"
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def get_vocab(self) -> dict[str, int]:
         return {"x": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
 
@@ -38,6 +39,12 @@ def _not_empty(path: object) -> object:
     return path
 
 
+def _sendable(secret: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", secret.get_secret_value()):
+        raise ValueError("must be visible ASCII characters alone (no space, no line end), as in a header")
+    return secret
+
+
 def _none_for(word: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == word else value)
 
@@ -55,6 +62,7 @@ Name = Annotated[str, Field(min_length=1)]
 Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
 File = Annotated[Path, AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
+Token = Annotated[Secret, AfterValidator(_sendable)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 WriteMode = Literal["through", "back", "second-use"]
@@ -106,7 +114,7 @@ class Settings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] = _field(
         "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
     )
-    api_token: Secret | None = _field(
+    api_token: Token | None = _field(
         "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
     )
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = _field(

@@ -12,7 +12,7 @@ from api.quantities import format_bytes, format_rate, format_seconds, parse_byte
 from api.serving_config import serving_config
 from api.settings import Settings
 from api.settings_page import settings_page
-from api.settings_sources import check_budgets, load_settings
+from api.settings_sources import check_budgets, check_redis, load_settings
 from kvstore.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -155,6 +155,28 @@ def test_a_secret_is_never_shown() -> None:
     assert settings.api_token is not None
     assert settings.api_token.get_secret_value() == "swordfish"
     assert "swordfish" not in repr(settings) + str(settings)
+
+
+@pytest.mark.parametrize("token", ["swordfish\n", " swordfish", "sword fish", "schwertfisch\u00e4", "\t"])
+def test_a_token_that_no_client_could_send_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings({}, {"PREFIXD_API_TOKEN": token})
+    line = "api_token: environment variable PREFIXD_API_TOKEN: must be visible ASCII characters alone"
+    assert str(raised.value).startswith(line)
+    assert "fisch" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["redis_username", "redis_password", "redis_ca_file"])
+def test_what_is_for_a_redis_tier_is_refused_without_one(name: str) -> None:
+    own, url = {f"PREFIXD_{name.upper()}": "swordfish"}, {"PREFIXD_REDIS_URL": "rediss://h"}
+    with pytest.raises(ConfigError) as raised:
+        check_redis(load_settings({}, own))
+    assert str(raised.value) == (
+        f"{name}: is for a Redis tier, and there is none; set PREFIXD_REDIS_URL, or take it out"
+    )
+    check_redis(load_settings({}, own | url))
+    check_redis(load_settings({"redis_bytes": "0"}, own | url))
 
 
 def test_the_redis_tiers_secrets_are_never_shown_and_have_no_flag() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from api.commands.version import installed_version
 from api.folders import cost_folder
-from api.quantities import format_bytes, format_rate, format_seconds
+from api.quantities import format_bytes, format_rate
 from api.serving_config import redis_address
 from api.settings import Settings
 from api.settings_sources import check_budgets, check_redis
@@ -30,6 +30,7 @@ from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin as register_policies
 from policies.cost_model import Work
 from policies.steps import StepCosts
+from policies.wording import format_seconds
 from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 
 from api.commands.version import installed_version
 from api.folders import cost_folder
-from api.quantities import format_bytes, format_rate, format_seconds
+from api.quantities import format_bytes, format_rate
 from api.serving_config import redis_address
 from api.settings import Settings
-from api.settings_sources import check_budgets
+from api.settings_sources import check_budgets, check_redis
 from backends.builtin import redis_backend
 from backends.builtin import register_builtin as register_backends
 from backends.disk_frames import allows_direct_io
@@ -29,6 +30,7 @@ from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin as register_policies
 from policies.cost_model import Work
 from policies.steps import StepCosts
+from policies.wording import format_seconds
 from prefixd import complaint, hidden_rooms
 
 _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
@@ -55,7 +57,8 @@ class Finding:
 def diagnose(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a server would meet them."""
     checks = (
-        _python, _packages, _rooms, _device, _memory, _model, _adapters, _disk, _redis, _plugins, _costs,
+        _python, _packages, _rooms, _device, _memory, _model, _adapters, _cache, _disk, _redis, _plugins,
+        _costs,
     )  # fmt: skip
     return [finding for check in checks for finding in check(settings)]
 
@@ -125,14 +128,23 @@ def _adapters(settings: Settings) -> Iterator[Finding]:
             yield Finding("adapter", Level.GOOD, f"{name}: {folder}")
 
 
+def _cache(settings: Settings) -> Iterator[Finding]:
+    parent = _first_there(settings.cache_path)
+    if _is_writable(parent):
+        yield Finding("cache", Level.GOOD, str(settings.cache_path))
+    else:
+        reason = "so each start reads all weights and measures anew; choose another --cache-path"
+        yield Finding("cache", Level.DOUBTFUL, f"{parent} cannot be written, {reason}")
+
+
 def _disk(settings: Settings) -> Iterator[Finding]:
     if not settings.disk_bytes:
         yield Finding("disk", Level.GOOD, "no disk tier is asked for")
         return
-    parent = next(path for path in (settings.disk_path, *settings.disk_path.parents) if path.exists())
+    parent = _first_there(settings.disk_path)
     free_bytes = shutil.disk_usage(parent).free
     room = f"{format_bytes(free_bytes)} free at {settings.disk_path}"
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    if not _is_writable(parent):
         yield Finding("disk", Level.BAD, f"{parent} cannot be written; choose another --disk-path")
     elif free_bytes < settings.disk_bytes:
         yield Finding(
@@ -146,8 +158,18 @@ def _disk(settings: Settings) -> Iterator[Finding]:
         yield Finding("disk", Level.GOOD, f"{room}, O_DIRECT works")
 
 
+def _first_there(folder: Path) -> Path:
+    """Return ``folder``, or the first of those that it is to be made in that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
 def _redis(settings: Settings) -> Iterator[Finding]:
     try:
+        check_redis(settings)
         address = redis_address(settings)
     except ConfigError as error:
         yield Finding("redis", Level.BAD, str(error))
@@ -197,7 +219,7 @@ def _plugins(settings: Settings) -> Iterator[Finding]:
             settings.redis_eviction,
         )
     ]
-    wanted += [(Kind.CODEC, settings.redis_codec)] if settings.redis_codec != "none" else []
+    wanted.append((Kind.CODEC, settings.redis_codec))
     for kind, name in dict.fromkeys(wanted):
         if name not in registry.names(kind):
             known = ", ".join(registry.names(kind))

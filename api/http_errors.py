@@ -106,7 +106,8 @@ def _validation_body(request: Request, faults: Sequence[Mapping[str, Any]]) -> d
     if param is None and "json" not in request.headers.get("content-type", ""):
         return error_body("send a JSON body with 'Content-Type: application/json'", _INVALID)
     reason = _REASONS.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
-    return error_body(f"{param or 'body'}: {reason.replace('Input should be', 'must be')}", _INVALID, param)
+    refused = RequestError(param or "body", reason.replace("Input should be", "must be"))
+    return error_body(str(refused), _INVALID, param and refused.param)
 
 
 def _param(location: tuple[str | int, ...]) -> str | None:

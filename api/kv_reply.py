@@ -82,6 +82,7 @@ def miss_body(miss: Miss) -> dict[str, Any]:
         "differences": [
             {"field": one.field, "here": one.here, "there": one.there} for one in miss.differences
         ],
+        "namespaces_not_searched": miss.num_unsearched,
         "sentence": miss.sentence(),
     }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from os.path import commonprefix
 from typing import Any
 
+from engine_adapter.engine.detokenize import Detokenizer, TextStreams
 from engine_adapter.engine.request import PromptLogprobs, TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON knows no infinity
@@ -19,17 +20,22 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._streams = TextStreams(tokenizer)
         self._text_of = lru_cache(maxsize=_MOST_TEXTS)(self._decode)
 
     def of(self, token: int) -> str:
         """Return a token's text; without one its number, as in ``token_id:17``."""
         text = self._text_of(token)
-        return f"token_id:{token}" if text is None else text
+        return _numbered(token) if text is None else text
 
     def bytes_of(self, token: int) -> list[int] | None:
         """Return the bytes of a token's text, if it has one."""
         text = self._text_of(token)
         return None if text is None else list(text.encode())
+
+    def offsets(self) -> TextOffsets:
+        """Return what tells where the tokens of one answer begin in its text."""
+        return TextOffsets(self._streams.measure())
 
     def _decode(self, token: int) -> str | None:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
@@ -37,17 +43,32 @@ class TokenTexts:
         return None if _UNFINISHED in text else text
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> dict[str, Any]:
-    """Return a completion's ``logprobs``; the first token's text begins at ``offset`` of the answer."""
-    written = [texts.of(one.token) for one in tokens]
-    ends = accumulate(map(len, written), initial=offset)
+class TextOffsets:
+    """Where the tokens of one answer begin in its text. Some are part of a character, or have no text."""
+
+    def __init__(self, measure: Detokenizer) -> None:
+        self._measure = measure
+        self._num_characters = 0
+
+    def add(self, token: int) -> int:
+        """Return how many characters are before the next token, and behind it none that it is part of."""
+        before = self._measure.held_back
+        completed = self._measure.add(token)
+        num_before = len(commonprefix([before, completed]))  # noqa: RUF071 - these are no paths
+        offset = self._num_characters + num_before
+        self._num_characters += len(completed)
+        return offset
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenLogprobs], texts: TokenTexts, offsets: TextOffsets
+) -> dict[str, Any]:
+    """Return a completion's ``logprobs``, for the tokens that follow those that ``offsets`` has seen."""
     return {
-        "tokens": written,
+        "tokens": [texts.of(one.token) for one in tokens],
         "token_logprobs": [_finite(one.logprob) for one in tokens],
-        "top_logprobs": [
-            {texts.of(token): _finite(logprob) for token, logprob in _all_of(one)} for one in tokens
-        ],
-        "text_offset": list(ends)[:-1],
+        "top_logprobs": [_by_text(one, texts) for one in tokens],
+        "text_offset": [offsets.add(one.token) for one in tokens],
     }
 
 
@@ -83,9 +104,25 @@ def _by_id(one: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
     }
 
 
+def _by_text(one: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
+    """Name tokens by their texts; of several with the same one, all but the first go by their numbers.
+
+    The token in question comes before all others there.
+    """
+    named = {texts.of(token): token for token, _ in reversed(one.top)} | {texts.of(one.token): one.token}
+    return {
+        text if named[text := texts.of(token)] == token else _numbered(token): _finite(logprob)
+        for token, logprob in _all_of(one)
+    }
+
+
 def _all_of(one: TokenLogprobs) -> Iterable[tuple[int, float]]:
     """Yield the likeliest tokens, and the one in question if it is none of them."""
     return dict([*one.top, (one.token, one.logprob)]).items()
+
+
+def _numbered(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def _finite(logprob: float) -> float:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from api.kv_reply import plan_body
-from api.openai_logprobs import TokenTexts, chat_logprobs, completion_logprobs, prompt_logprobs_body
+from api.openai_logprobs import (
+    TextOffsets,
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs_body,
+)
 from engine_adapter.engine.request import Completion, Delta, Finished, Reason, TokenLogprobs, Usage
 
 
@@ -83,7 +88,7 @@ class _Envelope:
 class CompletionReply(_Envelope):
     """Answers of ``/v1/completions``."""
 
-    _told_characters: Counter[int] = field(default_factory=Counter)
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     def whole(self, answers: Sequence[Completion], usage: Usage) -> dict[str, Any]:
         choices = [self._whole_choice(index, answer) for index, answer in enumerate(answers)]
@@ -111,9 +116,13 @@ class CompletionReply(_Envelope):
     def _choice(
         self, index: int, text: str, tokens: Sequence[TokenLogprobs], reason: Reason | None
     ) -> dict[str, Any]:
-        logprobs = completion_logprobs(tokens, self.texts, self._told_characters[index]) if tokens else None
-        self._told_characters[index] += sum(len(self.texts.of(one.token)) for one in tokens)
+        logprobs = completion_logprobs(tokens, self.texts, self._offsets_of(index)) if tokens else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _offsets_of(self, index: int) -> TextOffsets:
+        if index not in self._offsets:
+            self._offsets[index] = self.texts.offsets()
+        return self._offsets[index]
 
 
 class ChatReply(_Envelope):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from api.openai_fields import refuse_unserved, refuse_unserved_in_message
@@ -38,27 +39,36 @@ def check_fields(fields: GenerationFields, served: Served) -> None:
         raise RequestError(name, "cannot be streamed; leave out one of the two")
 
 
+@contextmanager
+def in_words_of_the_body(fields: GenerationFields) -> Iterator[None]:
+    """Let a ``RequestError`` name the body's field instead of the engine's."""
+    try:
+        yield
+    except RequestError as error:
+        param = _body_field(fields, error.param)
+        if param == error.param:
+            raise
+        raise RequestError(param, error.reason) from None
+
+
 def engine_request(
     fields: GenerationFields, prompt_ids: Sequence[int], lora: str | None, constraint: Constraint | None
 ) -> Request:
-    """Return the engine's request. Raises ``RequestError`` naming the body's field."""
-    try:
-        return Request(
-            prompt_ids=prompt_ids,
-            sampling=_sampling(fields),
-            cache=CacheUse(fields.kv.cache),
-            mode=Mode(fields.kv.mode) if fields.kv.mode else None,
-            ttl_s=fields.kv.ttl_s,
-            salt=fields.cache_salt or "",
-            session=fields.kv.session,
-            end_session=fields.kv.end_session,
-            expected_pause_s=fields.kv.expected_pause_s,
-            lora=lora,
-            priority=fields.priority or 0,
-            constraint=constraint,
-        )
-    except RequestError as error:
-        raise RequestError(_body_field(fields, error.param), error.reason) from None
+    """Return the engine's request. Raises ``RequestError``."""
+    return Request(
+        prompt_ids=prompt_ids,
+        sampling=_sampling(fields),
+        cache=CacheUse(fields.kv.cache),
+        mode=Mode(fields.kv.mode) if fields.kv.mode else None,
+        ttl_s=fields.kv.ttl_s,
+        salt=fields.cache_salt or "",
+        session=fields.kv.session,
+        end_session=fields.kv.end_session,
+        expected_pause_s=fields.kv.expected_pause_s,
+        lora=lora,
+        priority=fields.priority or 0,
+        constraint=constraint,
+    )
 
 
 def sent_answers(fields: GenerationFields, answers: Sequence[Completion]) -> Sequence[Completion]:

@@ -17,7 +17,7 @@ from api.http_errors import error_body, status_response
 from api.openai_constraint import compiled
 from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
-from api.openai_request import check_fields, engine_request, sent_answers
+from api.openai_request import check_fields, engine_request, in_words_of_the_body, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from engine_adapter.engine.answers import answers_of, usage_of
 from engine_adapter.engine.request import Delta, Finished
@@ -78,8 +78,9 @@ async def _answer(
 ) -> Response:
     engine = context.serving.engine
     constraint = await compiled(fields, engine.constraints, context.constraining)
-    request = engine_request(fields, prompt_ids, context.served.lora(fields.model), constraint)
-    running = RunningRequest(engine, request, context.metrics.observe)
+    with in_words_of_the_body(fields):
+        request = engine_request(fields, prompt_ids, context.served.lora(fields.model), constraint)
+        running = RunningRequest(engine, request, context.metrics.observe)
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from kvstore.errors import PromptTooLongError, RequestError
+from kvstore.errors import PromptTooLongError, RequestError, one_line
 
 ChatMessage = dict[str, Any]
 
@@ -34,7 +34,7 @@ def chat_text(tokenizer: Any, messages: Sequence[ChatMessage]) -> str:
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
-        raise RequestError("messages", f"the model's chat template refuses them: {error}") from None
+        raise RequestError("messages", f"the model's chat template refuses them: {one_line(error)}") from None
 
 
 class PromptEncoder:

@@ -1,8 +1,10 @@
-"""Amounts for people: sizes as they write them (``2GiB``, ``4096``); sizes, times and rates to read."""
+"""Amounts for people: sizes as they write them (``2GiB``, ``4096``); sizes and rates to read."""
 
 from __future__ import annotations
 
 import re
+
+from policies.wording import three_digits
 
 _UNITS = {
     "": 1, "B": 1,
@@ -35,18 +37,7 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.1f} {unit}".replace(".0 ", " ")
 
 
-def format_seconds(seconds: float) -> str:
-    """Return a time with three digits, in the unit that suits it."""
-    if seconds >= 1:
-        return f"{_digits(seconds)} s"
-    return f"{_digits(seconds * 1e3)} ms" if seconds >= 1e-3 else f"{_digits(seconds * 1e6)} us"
-
-
 def format_rate(bytes_per_s: float) -> str:
     """Return a rate with three digits, in the unit that suits it."""
     unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if bytes_per_s >= pair[1]), ("kB", 1e3))
-    return f"{_digits(bytes_per_s / size)} {unit}/s"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{three_digits(bytes_per_s / size)} {unit}/s"

@@ -62,6 +62,6 @@ def _tiers(settings: Settings) -> tuple[TierSetup, ...]:
     address = redis_address(settings)
     redis = TierSetup(
         "redis", settings.redis_bytes if address else 0, settings.redis_eviction, settings.redis_write,
-        address=address, codec=None if settings.redis_codec == "none" else settings.redis_codec,
+        address=address, codec=settings.redis_codec,
     )  # fmt: skip
     return tuple(tier for tier in (host, disk, redis) if tier.budget_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
 
@@ -11,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from api.folders import cache_folder
 from api.lora_setting import LoraFolders
 from api.quantities import format_bytes, parse_bytes
+from engine_adapter.engine.request import MAX_DURATION_S
 
 _MOST_BYTES = 2**50
-_TEN_YEARS_S = 10 * 365 * 86_400
 
 
 def _disk_path() -> Path:
@@ -38,6 +39,12 @@ def _not_empty(path: object) -> object:
     return path
 
 
+def _sendable(secret: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", secret.get_secret_value()):
+        raise ValueError("must be visible ASCII characters alone (no space, no line end), as in a header")
+    return secret
+
+
 def _none_for(word: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == word else value)
 
@@ -48,13 +55,14 @@ AutoBytes = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 TimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=_TEN_YEARS_S, allow_inf_nan=False)] | None, _none_for("never")
+    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None, _none_for("never")
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1)]
 Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
 File = Annotated[Path, AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
+Token = Annotated[Secret, AfterValidator(_sendable)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 WriteMode = Literal["through", "back", "second-use"]
@@ -112,7 +120,7 @@ class Settings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] = _field(
         "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
     )
-    api_token: Secret | None = _field(
+    api_token: Token | None = _field(
         "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
     )
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = _field(

@@ -63,6 +63,16 @@ def check_budgets(settings: Settings, memory_bytes: int | None = None) -> None:
         raise ConfigError("host_bytes", f"{asked} is more than the machine's {held} of memory; choose less")
 
 
+def check_redis(settings: Settings) -> None:
+    """Refuse to log in at, or trust, a server that no setting names. Raises ``ConfigError``."""
+    if settings.redis_url is not None:
+        return
+    for name in ("redis_username", "redis_password", "redis_ca_file", "redis_cert_file", "redis_key_file"):
+        if getattr(settings, name) is not None:
+            variable = variable_name("redis_url")
+            raise ConfigError(name, f"is for a Redis tier, and there is none; set {variable}, or take it out")
+
+
 def _from_file(path: Path) -> dict[str, Given]:
     try:
         values = tomllib.loads(path.read_text("utf-8"))

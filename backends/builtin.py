@@ -41,6 +41,7 @@ def register_builtin(registry: Registry) -> None:
     for name, factory in BUILT_IN.items():
         registry.register(Kind.BACKEND, name, factory)
     registry.register(Kind.CODEC, "zstd-planes", byte_planes)
+    registry.register(Kind.CODEC, "none", lambda item_bytes: None)  # noqa: ARG005 - all codecs are told
 
 
 @contextmanager

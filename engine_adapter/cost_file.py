@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from engine_adapter.engine.costs import KnownCosts
 from policies.cost_model import Work
 from policies.lines import LineState
 from policies.steps import Step
+
+_log = logging.getLogger(__name__)
 
 _VERSION = 1
 _MOST_BYTES = 1 << 20
@@ -49,7 +52,7 @@ class CostFile:
         return KnownCosts(known.steps, lines, known.loaded_byte_s)
 
     def write(self, known: KnownCosts) -> None:
-        """Keep ``known``, in one step. What cannot be written is measured anew at the next start."""
+        """Keep ``known``, in one step. What cannot be kept is told, and measured anew at the next start."""
         facts = {
             "version": _VERSION,
             "about": self._about,
@@ -64,7 +67,8 @@ class CostFile:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps(facts, indent=1), encoding="utf-8")
             temporary.replace(self._path)
-        except OSError:
+        except OSError as error:
+            _log.warning("costs cannot be kept in %s: %s", self._path.parent, error.strerror)
             with suppress(OSError):
                 temporary.unlink()
 

@@ -37,11 +37,14 @@ class Breaker:
         self.opened_at_s = None
         self.reason = ""
 
-    def failed(self, reason: str, now_s: float) -> bool:
-        """Note an attempt that failed for ``reason``. Returns whether this opened the breaker."""
+    def failed(self, reason: str, now_s: float, *, opens: bool = False) -> bool:
+        """Note an attempt that failed for ``reason``. Returns whether this opened the breaker.
+
+        ``opens``: this fault alone is enough.
+        """
         self.reason = reason
         self.num_faults_in_a_row += 1
-        if self.num_faults_in_a_row < self.threshold and self.opened_at_s is None:
+        if not opens and self.num_faults_in_a_row < self.threshold and self.opened_at_s is None:
             return False
         was_closed = self.opened_at_s is None
         self.opened_at_s = now_s

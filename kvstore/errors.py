@@ -28,6 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MOST_NAME_CHARACTERS = 128
+
 
 class PrefixdError(Exception):
     """Base of every error raised on purpose."""
@@ -118,6 +120,7 @@ class RequestError(PrefixdError):
     """A request that cannot be served as asked; ``param`` names the field at fault."""
 
     def __init__(self, param: str, reason: str) -> None:
+        param = _shortened(param)
         super().__init__(f"{param}: {reason}")
         self.param = param
         self.reason = reason
@@ -140,7 +143,7 @@ class UnknownModelError(RequestError):
     def __init__(self, model: str, served: Sequence[str]) -> None:
         names = ", ".join(repr(name) for name in served)
         verb = "is" if len(served) == 1 else "are"
-        super().__init__("model", f"{model!r} is not served here; {names} {verb}")
+        super().__init__("model", f"{_shortened(model)!r} is not served here; {names} {verb}")
         self.model = model
         self.served = served
 
@@ -169,3 +172,8 @@ class InvariantError(PrefixdError):
 def one_line(error: BaseException) -> str:
     """Return what somebody else's error says, in one line that is not too long."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _shortened(name: str) -> str:
+    """Return a name that a request gave, cut where it is too long to be repeated."""
+    return name if len(name) <= _MOST_NAME_CHARACTERS else f"{name[: _MOST_NAME_CHARACTERS - 1]}…"

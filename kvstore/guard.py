@@ -57,11 +57,11 @@ class Guard:
         if was_open:
             _log.warning("%s go on", self._what)
 
-    def failed(self, count: str, error: Exception) -> None:
-        """Note an attempt that failed."""
+    def failed(self, count: str, error: Exception, *, opens: bool = False) -> None:
+        """Note an attempt that failed; ``opens``: once is enough to make no more for a while."""
         self._counters.add(count)
         with self._lock:
-            has_opened = self._breaker.failed(one_line(error), self._clock.monotonic_s())
+            has_opened = self._breaker.failed(one_line(error), self._clock.monotonic_s(), opens=opens)
         if has_opened:
             self._counters.add(Count.BREAKER_OPENINGS)
             _log.warning("%s are paused: %s", self._what, one_line(error))

@@ -28,7 +28,8 @@ class Kind(Enum):
     RELOAD = "reload"
     """``factory() -> ReloadPolicy``"""
     CODEC = "codec"
-    """``factory(item_bytes=int) -> Codec``: for blocks of numbers of that many bytes, 1, 2 or 4"""
+    """``factory(item_bytes=int) -> Codec | None``: for blocks of numbers of that many bytes, 1, 2 or 4;
+    ``None`` leaves them as they are"""
 
 
 class Registry:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvstore.clock import Clock
 from kvstore.errors import BackendError
 from kvstore.frame import Header
+from kvstore.keys import KEY_BYTES
 from kvstore.seams import Codec, Lending, SharedMedium
-from kvstore.statistics import Count
+from kvstore.statistics import Count, TierHealth
 from kvstore.tier import MemoryTier, Tier, TierSpec
 
 
@@ -31,9 +32,29 @@ class SharedTier(Tier):
             self.counters.add(Count.INQUIRIES)
         return answer
 
+    def discover(self, enter: Callable[[Header], None], stop: Callable[[], bool]) -> None:
+        """Find out as well whether the medium is there, so that ``health`` knows from the beginning."""
+        super().discover(enter, stop)
+        self._knock()
+
+    def health(self, num_stuck: int) -> TierHealth:
+        """Return the tier's state; a medium that was left out for a while is asked again, behind."""
+        if self._reading.paused_for() and self._reading.may():
+            self.pool.ask(self._knock)
+        return super().health(num_stuck)
+
     def note_late_inquiry(self) -> None:
         """Tell the breaker that an inquiry was given up at its deadline, which is a fault like any other."""
         self._reading.failed(Count.LATE_INQUIRIES, TimeoutError("inquiries are not answered in time"))
+
+    def _knock(self) -> None:
+        """Ask for a block that nobody has; blocks on the medium, which is left out if it does not answer."""
+        try:
+            self._answer([bytes(KEY_BYTES)])
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
+            self._reading.failed(Count.READ_FAULTS, error, opens=True)
+        else:
+            self._reading.succeeded()
 
     def _answer(self, keys: Sequence[bytes]) -> Sequence[Header | None]:
         answer = self._medium.resident(keys)

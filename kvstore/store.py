@@ -108,7 +108,8 @@ class TieredStore:
         """Return what became of a block that a lookup does not find, as far as this process remembers."""
         mask = self._placement.findable_mask()
         cause, bit, at_ms = self._index.why_absent(key, mask, self._clock.wall_ms())
-        return Absence(cause, "" if cause is Cause.NEVER_STORED else self._names[bit], at_ms)
+        is_nowhere = cause in {Cause.NEVER_STORED, Cause.QUARANTINED}
+        return Absence(cause, "" if is_nowhere else self._names[bit], at_ms)
 
     def inquire(
         self,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 from xxhash import xxh3_128
 
 from kvstore.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 _DIGEST_BYTES = 16
 _PIECE_BYTES = 16 * 1024 * 1024
@@ -102,10 +104,10 @@ def _is_digest(value: object) -> bool:
 
 
 def _remember(remembered: Path, memory: dict[str, str], fingerprint: str, digest: str) -> None:
-    """Write the memory anew, in one step; where that is not possible, the next start reads again."""
+    """Write the memory anew, in one step; where that is not possible, say so: the next start reads again."""
     digests = dict(list(memory.items())[1 - _MAX_REMEMBERED :]) | {fingerprint: digest}
     text = json.dumps({"version": _MEMORY_VERSION, "digests": digests}, indent=1)
-    with suppress(OSError):
+    try:
         remembered.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=remembered.parent, prefix=f"{remembered.name}.")
         try:
@@ -115,3 +117,5 @@ def _remember(remembered: Path, memory: dict[str, str], fingerprint: str, digest
         except OSError:
             Path(temporary).unlink(missing_ok=True)
             raise
+    except OSError as error:
+        _log.warning("the digest of the weights cannot be kept in %s: %s", remembered.parent, error.strerror)

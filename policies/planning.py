@@ -36,7 +36,8 @@ class PlanRequest:
     device busy for ``compute_queue_s`` more. ``device_price`` is how many seconds other requests
     lose for each that this one computes, ``line_prices`` likewise for each it keeps a tier busy.
     Of ``stale`` tiers nothing was heard for long; a tier missing from ``loads`` was never measured.
-    ``elapsed_s`` has passed since the first plan for this prompt, which was answered ``previous``.
+    ``elapsed_s`` has passed since the first plan for this prompt, and ``previous`` is the latest; a prompt
+    that lost all its blocks on the way begins again, without either.
     """
 
     tiers: Sequence[str | None]

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from policies.planning import READY, Choice, Plan, PlanRequest, is_loadable
 from policies.split import Split, Splits
+from policies.wording import format_seconds
 
 _PROBED_BLOCKS = 2
 _LEAST_GAIN = 0.05
@@ -138,15 +139,15 @@ def _sentence(request: PlanRequest, plan: Plan) -> str:
     num_loaded = sum(choice is Choice.LOAD and tier != READY for choice, tier in pairs)
     sources = sorted({tier for choice, tier in pairs if choice is Choice.LOAD and is_loadable(tier)})
     loaded = f"{num_loaded * request.block_tokens} tokens from {' and '.join(sources)}"
-    alone = f"{_span(prediction.if_computed_s)} to compute everything"
-    alternatives = f"{alone}, {_span(prediction.if_loaded_s)} to load all that can be loaded"
+    alone = f"{format_seconds(prediction.if_computed_s)} to compute everything"
+    alternatives = f"{alone}, {format_seconds(prediction.if_loaded_s)} to load all that can be loaded"
     if not any(map(is_loadable, request.tiers)):
-        return f"nothing to load: computing takes {_span(prediction.ttft_s)}"
+        return f"nothing to load: computing takes {format_seconds(prediction.ttft_s)}"
     if not num_loaded:
         return f"computing alone is fastest: {alternatives}"
     first_loaded = pairs.index(next(pair for pair in pairs if pair[0] is Choice.LOAD and pair[1] != READY))
     before = [tier for choice, tier in pairs[:first_loaded] if choice is Choice.COMPUTE]
-    whole = _span(prediction.ttft_s)
+    whole = format_seconds(prediction.ttft_s)
     if not any(map(is_loadable, before)):
         meanwhile = f", with {len(before) * request.block_tokens} that no tier has computed" if before else ""
         return f"loading is fastest: {loaded}{meanwhile}, {whole} in all; {alone}"
@@ -155,8 +156,3 @@ def _sentence(request: PlanRequest, plan: Plan) -> str:
         f"both at once: {loaded} while the {num_before} before them are computed, {whole} in all; "
         f"{alternatives}"
     )
-
-
-def _span(seconds: float) -> str:
-    # From here on three digits of milliseconds would be 1e+03.
-    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"

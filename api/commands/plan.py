@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,71 +12,45 @@ _COMPUTING = "What computes"
 _OUTPUT = "Output"
 
 
+def _option(panel: str | None, help_text: str, *names: str, **facts: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, **facts)
+
+
+_FOLDER = _option(_MODEL, "Folder with the model's config.json.", metavar="DIR")
+_LAYERS = _option(_MODEL, "Layers.")
+_HEADS = _option(_MODEL, "Query heads.")
+_KV_HEADS = _option(_MODEL, "Heads of keys and values [default: as --heads].")
+_HEAD_DIM = _option(_MODEL, "Numbers in a head.")
+_PARAMETERS = _option(_MODEL, "Parameters that a token meets, like 8B; of experts the active ones.")
+_KV_DTYPE = _option(_MODEL, "Form of the keys and values: bfloat16, float32, fp8, int8.")
+_DEVICE = _option(_COMPUTING, "H100 or H200 [default: H100].")
+_UTILISATION = _option(_COMPUTING, "What of the device's peak prefill gets [default: 0.43].")
+_PREFILL = _option(_COMPUTING, "Instead: tokens/s over a first chunk, as measured.", min=1e-3, max=1e9)
+_CHUNK = _option(_COMPUTING, "Most tokens computed in one step.", min=1)
+_BLOCK = _option(_COMPUTING, "Tokens in a block.", min=1)
+_TIER = _option(None, "A preset's name, or a tier as name=rate,latency; again for more.", metavar="TIER")
+_LENGTHS = _option(None, "Prompt lengths [default: doubling from 128 to the context].", metavar="N,N")
+_JSON = _option(_OUTPUT, "Also write it to this file.", "--json")
+_PLOT = _option(_OUTPUT, "Also draw it, as .png, .svg or .pdf.", "--plot", metavar="FILE")
+
+
 def plan(
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the model's config.json.", metavar="DIR", rich_help_panel=_MODEL),
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers.", rich_help_panel=_MODEL)] = None,
-    heads: Annotated[int | None, typer.Option(help="Query heads.", rich_help_panel=_MODEL)] = None,
-    kv_heads: Annotated[
-        int | None,
-        typer.Option(help="Heads of keys and values [default: as --heads].", rich_help_panel=_MODEL),
-    ] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Numbers in a head.", rich_help_panel=_MODEL)] = None,
-    parameters: Annotated[
-        str | None,
-        typer.Option(
-            help="Parameters that a token meets, like 8B; of experts the active ones.", rich_help_panel=_MODEL
-        ),
-    ] = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Form of the keys and values: bfloat16, float32, fp8, int8.", rich_help_panel=_MODEL
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="H100 or H200 [default: H100].", rich_help_panel=_COMPUTING)
-    ] = None,
-    utilisation: Annotated[
-        float | None,
-        typer.Option(
-            help="What of the device's peak prefill gets [default: 0.43].", rich_help_panel=_COMPUTING
-        ),
-    ] = None,
-    prefill_tok_s: Annotated[
-        float | None,
-        typer.Option(
-            help="Instead: tokens/s over a first chunk, as measured.",
-            min=1e-3,
-            max=1e9,
-            rich_help_panel=_COMPUTING,
-        ),
-    ] = None,
-    chunk_tokens: Annotated[
-        int, typer.Option(help="Most tokens computed in one step.", min=1, rich_help_panel=_COMPUTING)
-    ] = 2048,
-    block_tokens: Annotated[
-        int, typer.Option(help="Tokens in a block.", min=1, rich_help_panel=_COMPUTING)
-    ] = 16,
-    tier: Annotated[
-        list[str] | None,
-        typer.Option(help="A preset's name, or a tier as name=rate,latency; again for more.", metavar="TIER"),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(help="Prompt lengths [default: doubling from 128 to the context].", metavar="N,N"),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write it to this file.", rich_help_panel=_OUTPUT)
-    ] = None,
-    plot_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", help="Also draw it, as .png, .svg or .pdf.", metavar="FILE", rich_help_panel=_OUTPUT
-        ),
-    ] = None,
+    model: Annotated[Path | None, _FOLDER] = None,
+    layers: Annotated[int | None, _LAYERS] = None,
+    heads: Annotated[int | None, _HEADS] = None,
+    kv_heads: Annotated[int | None, _KV_HEADS] = None,
+    head_dim: Annotated[int | None, _HEAD_DIM] = None,
+    parameters: Annotated[str | None, _PARAMETERS] = None,
+    kv_dtype: Annotated[str | None, _KV_DTYPE] = None,
+    device: Annotated[str | None, _DEVICE] = None,
+    utilisation: Annotated[float | None, _UTILISATION] = None,
+    prefill_tok_s: Annotated[float | None, _PREFILL] = None,
+    chunk_tokens: Annotated[int, _CHUNK] = 2048,
+    block_tokens: Annotated[int, _BLOCK] = 16,
+    tier: Annotated[list[str] | None, _TIER] = None,
+    lengths: Annotated[str | None, _LENGTHS] = None,
+    json_file: Annotated[Path | None, _JSON] = None,
+    plot_file: Annotated[Path | None, _PLOT] = None,
 ) -> None:
     """Tell on paper when to reload and when to recompute: break-even, split and TTFT over prompt lengths.
 

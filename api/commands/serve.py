@@ -8,7 +8,7 @@ from api.commands.flags import takes_settings
 from api.listening import listening_socket
 from api.serving_config import serving_config
 from api.settings import Settings
-from api.settings_sources import check_budgets
+from api.settings_sources import check_budgets, check_redis
 
 
 @takes_settings
@@ -29,6 +29,7 @@ def serve(settings: Settings) -> None:
         PREFIXD_API_TOKEN=secret prefixd serve --config prefixd.toml --host 0.0.0.0
     """
     check_budgets(settings)
+    check_redis(settings)
     config = serving_config(settings)
     with closing(listening_socket(settings.host, settings.port)) as listener:
         from api.server import serve_until_stopped

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from api.quantities import format_rate, format_seconds
+from api.quantities import format_rate
 from kvstore.tier import DEVICE
+from policies.wording import format_seconds
 
 _WIDTH = 88
 _MODES_WITHOUT_LOADS = ("off", "observe")  # their plan is what mode serve would do

@@ -13,8 +13,9 @@ from matplotlib.ticker import FuncFormatter
 
 from api.plan.inputs import Question
 from api.plan.outlook import Length
-from api.quantities import format_rate, format_seconds
+from api.quantities import format_rate
 from kvstore.errors import ConfigError
+from policies.wording import format_seconds
 
 _MOST_COLUMNS = 2
 _PANEL_INCHES = (5.2, 3.9)

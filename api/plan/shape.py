@@ -77,8 +77,7 @@ def shape_of(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> 
     where something is missing, or the model keeps no plain keys and values.
     """
     facts = {**config, **{key: value for key, value in given.items() if value is not None}}
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise ConfigError("model", "sliding_window: this plan has every token attend to all before it")
+    _refuse_window(config)
     if field := next((field for field in _OTHER_STATE if config.get(field)), None):
         raise ConfigError("model", f"{field}: it does not keep keys and values of each token in each layer")
     num_heads = _size(facts, "num_attention_heads", "heads")
@@ -108,6 +107,22 @@ def shape_of(name: str, config: Mapping[str, Any], given: Mapping[str, Any]) -> 
         parameters=parameters,
         weight_bytes=parameters * ITEM_BYTES[_dtype(facts)],
         context_tokens=_size(facts, "max_position_embeddings", "model"),
+    )
+
+
+def _refuse_window(config: Mapping[str, Any]) -> None:
+    """Refuse a window shorter than the context: costs are fitted by a square, as the policy does it."""
+    window, context_tokens = config.get("sliding_window"), config.get("max_position_embeddings")
+    if not window or not config.get("use_sliding_window", True):
+        return
+    layer_types = config.get("layer_types")
+    if isinstance(layer_types, list) and "sliding_attention" not in layer_types:
+        return
+    if isinstance(window, int) and isinstance(context_tokens, int) and window >= context_tokens:
+        return
+    reason = "sliding_window: in this plan every token attends to all before it, so it would find computing"
+    raise ConfigError(
+        "model", f"{reason} too dear; for that as a bound, give --layers, --heads and the rest instead"
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from api.plan.inputs import Question
 from api.plan.outlook import Length, Outcome
 from api.plan.text_plot import draw
-from api.quantities import format_bytes, format_rate, format_seconds
+from api.quantities import format_bytes, format_rate
+from policies.wording import format_seconds
 
 _NEVER = "never"
 _SPLIT_CELLS = 16

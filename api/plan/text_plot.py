@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from api.quantities import format_seconds
+from policies.wording import format_seconds
 
 _HEIGHT = 13
 _AXIS_WIDTH = 8

@@ -40,6 +40,11 @@ class Detokenizer:
         self._num_context = 0
         self._context_text = ""
 
+    @property
+    def held_back(self) -> str:
+        """What the tokens whose text is yet to come look like so far, with half characters replaced."""
+        return self._pending() if len(self._window) > self._num_context else ""
+
     def add(self, token: int) -> str:
         """Return the text that ``token`` completes; empty when there is none."""
         if self._is_silent(token):
@@ -138,6 +143,13 @@ class TextStreams:
         """Return the stream of a new sequence."""
         is_byte, is_special = self._byte_tokens.__contains__, self._special_tokens.__contains__
         return TextStream(Detokenizer(self._decode, is_byte, is_special), stops)
+
+    def measure(self) -> Detokenizer:
+        """Return what tells how long the text of a new sequence is: a character counts once it is whole.
+
+        A stream waits longer with one that bytes make up, for another byte behind them may undo it.
+        """
+        return Detokenizer(self._decode, lambda _: False, self._special_tokens.__contains__)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(

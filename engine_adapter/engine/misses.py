@@ -36,7 +36,7 @@ class Miss:
 
     ``tier`` is where it was last, empty where that does not matter, ``at_ms`` when it left (epoch, 0:
     not known). ``differences`` are there when nobody stored it in this namespace, but in another one
-    of the same tenant.
+    of the same tenant. Where none was found, ``num_unsearched`` of these were not looked at: too many.
     """
 
     index: int
@@ -45,6 +45,7 @@ class Miss:
     tier: str = ""
     at_ms: int = 0
     differences: tuple[Difference, ...] = ()
+    num_unsearched: int = 0
 
     def sentence(self) -> str:
         """Return it for people."""
@@ -53,7 +54,14 @@ class Miss:
             fields = "; ".join(f"{one.field} is {one.here}, there {one.there}" for one in self.differences)
             return f"{subject} is stored in another namespace, which differs: {fields}"
         place = f" (tier {self.tier})" if self.tier else ""
-        return f"{subject} {_WORDS[self.cause]}{place}"
+        return f"{subject} {_WORDS[self.cause]}{place}{self._limit()}"
+
+    def _limit(self) -> str:
+        if not self.num_unsearched:
+            return ""
+        return (
+            f"; {self.num_unsearched} more of this tenant's namespaces, which differ most, were not searched"
+        )
 
 
 _WORDS = {
@@ -111,11 +119,11 @@ class Relatives:
         Thread(target=self._refresh_once, name="namespaces", daemon=True).start()
 
     def of(self, namespace: Namespace) -> list[Namespace]:
-        """Return the same tenant's others, those that differ least first, a bounded number of them."""
+        """Return the same tenant's others, those that differ least first."""
         known = self._by_salt.get(namespace.salt, ())
         others = [other for other in known if other.digest != namespace.digest]
         others.sort(key=lambda other: len(differing_fields(namespace, other)))
-        return others[:_MOST_RELATIVES]
+        return others
 
     def _refresh_once(self) -> None:
         try:
@@ -132,15 +140,16 @@ def traced(
     tokens: Sequence[int],
     find: Callable[[Sequence[bytes]], Sequence[str | None]],
 ) -> Miss:
-    """Return ``miss`` with how the first of ``others`` differs that has its block; itself where none has.
+    """Return ``miss`` with how the first of ``others`` differs that has its block.
 
-    ``find`` says in which tier each key's block is, if in any.
+    A bounded number of them is searched; where none of these has it, how many were not. ``find`` says in
+    which tier each key's block is, if in any.
     """
-    for other in others:
+    for other in others[:_MOST_RELATIVES]:
         keys = _keys_elsewhere(other, tokens, miss.first_token)
         if keys and find(keys[-1:])[0] is not None:
             return replace(miss, differences=_differences(ours, other))
-    return miss
+    return replace(miss, num_unsearched=max(0, len(others) - _MOST_RELATIVES))
 
 
 def _keys_elsewhere(other: Namespace, tokens: Sequence[int], first_token: int) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -114,7 +114,7 @@ def load_model(
         model = _read_weights(folder, config, formats)
         kv_shape = _kv_shape(config, block_tokens, formats.kept)
         kinds = attention_kinds(str(folder), model, kv_shape)
-    key_scales = _key_scales(model, kv_shape)
+    key_scales = _key_scales(folder, model, kv_shape)
     adapters = load_adapters(model, loras or {}, folder.name)
     if cpu_weights == "auto" and is_packing_faster(formats.device, formats.compute):
         pack_linears(model)
@@ -224,11 +224,14 @@ def _kv_shape(config: Any, block_tokens: int, dtype: torch.dtype) -> KVShape:
     )
 
 
-def _key_scales(model: PreTrainedModel, shape: KVShape) -> torch.Tensor | None:
+def _key_scales(folder: Path, model: PreTrainedModel, shape: KVShape) -> torch.Tensor | None:
     if shape.scale_dtype is None:
         return None
     config: Any = model.config
-    return measure_key_scales(model, shape, config.max_position_embeddings, config.vocab_size)
+    encode = None
+    with suppress(ModelRefusedError):  # whoever needs the tokenizer is told
+        encode = read_tokenizer(folder).encode
+    return measure_key_scales(model, shape, config.max_position_embeddings, config.vocab_size, encode)
 
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:

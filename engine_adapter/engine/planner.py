@@ -117,7 +117,7 @@ class Planner:
         is_settled = not sequence.is_served and sequence.planning is not None
         if is_settled or not sequence.ownership.is_open(self._block_at(sequence)):
             return False
-        if (planning := sequence.planning) is None:
+        if (planning := sequence.planning) is None or planning.previous is None:
             return True
         has_moved = sequence.num_computed != sequence.planned_at
         return now_s >= (planning.paid_s if has_moved else _due_s(planning))
@@ -160,8 +160,8 @@ class Planner:
             self._about(tiers, sequence.num_prefill, now_s),
             in_flight=ownership.in_flight,
             position=position,
-            elapsed_s=now_s - planning.first_s if planning else 0.0,
-            previous=planning.latest if planning else None,
+            elapsed_s=planning.elapsed_s(now_s) if planning else 0.0,
+            previous=planning.previous if planning else None,
         )
 
     def _about(self, tiers: Seq[str | None], prompt_tokens: int, now_s: float) -> PlanRequest:

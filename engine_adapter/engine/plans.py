@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_adapter.engine.request import Chosen, Mode, Planned
 from policies.planning import Choice, Plan, is_loadable
@@ -13,7 +13,8 @@ from policies.planning import Choice, Plan, is_loadable
 class Planning:
     """The first plan and the latest, when they were made, and what there was to load.
 
-    Another one is worth the time to make it from ``paid_s`` on.
+    Another one is worth the time to make it from ``paid_s`` on. What is told is about the first; a policy
+    hears of those since ``began_s`` alone, when the prompt was begun, for the last time if several times.
     """
 
     policy: str
@@ -25,6 +26,20 @@ class Planning:
     tokens_by_tier: dict[str, int]
     num_plans: int = 1
     paid_s: float = 0.0
+    began_s: float | None = field(init=False)
+    """``None``: to be begun again."""
+
+    def __post_init__(self) -> None:
+        self.began_s = self.first_s
+
+    @property
+    def previous(self) -> Plan | None:
+        """The latest plan since the prompt was begun."""
+        return None if self.began_s is None else self.latest
+
+    def elapsed_s(self, now_s: float) -> float:
+        """Return how long ago the prompt was begun."""
+        return 0.0 if self.began_s is None else now_s - self.began_s
 
     @property
     def loaded_by_s(self) -> float:
@@ -34,7 +49,12 @@ class Planning:
     def again(self, plan: Plan, now_s: float) -> None:
         """Note that the prompt was planned for once more."""
         self.latest, self.latest_s = plan, now_s
+        self.began_s = now_s if self.began_s is None else self.began_s
         self.num_plans += 1
+
+    def interrupt(self) -> None:
+        """Note that what there was of the prompt is gone: the next plan begins anew, with other blocks."""
+        self.began_s = None
 
     def told(self, mode: Mode, first_token_s: float | None, *, is_served: bool, num_failed: int) -> Planned:
         """Return what the caller is told of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +16,8 @@ MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
 MAX_PRIORITY = 2**31 - 1
 MAX_NAME_CHARACTERS = 1024
+MAX_DURATION_S = 10 * 365 * 86_400
+"""Ten years, far within what blocks can be marked with."""
 COMPUTED = "computed"
 
 Reason = Literal["stop", "length", "cancelled", "error"]
@@ -130,8 +131,16 @@ class Request:
 
     def __post_init__(self) -> None:
         _require(len(self.prompt_ids) > 0, "prompt", "must not be empty")
-        _require(_is_duration(self.ttl_s) and self.ttl_s != 0, "ttl_s", "must be above 0")
-        _require(_is_duration(self.expected_pause_s), "expected_pause_s", "must be 0 or more")
+        _require(
+            _is_duration(self.ttl_s) and self.ttl_s != 0,
+            "ttl_s",
+            f"must be above 0 and at most {MAX_DURATION_S} seconds",
+        )
+        _require(
+            _is_duration(self.expected_pause_s),
+            "expected_pause_s",
+            f"must be from 0 to {MAX_DURATION_S} seconds",
+        )
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
         has_end = self.constraint is None or not self.sampling.ignore_eos
         _require(has_end, "ignore_eos", "a constrained answer ends where it must; leave out one of the two")
@@ -285,7 +294,7 @@ class Completion:
 
 
 def _is_duration(value_s: float | None) -> bool:
-    return value_s is None or (math.isfinite(value_s) and value_s >= 0)
+    return value_s is None or 0 <= value_s <= MAX_DURATION_S
 
 
 def _require(holds: bool, param: str, reason: str) -> None:

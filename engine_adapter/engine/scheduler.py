@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -221,15 +222,22 @@ class Scheduler:
         others = self.running[1:] or self.running
         worst = others[-1].request.priority
         candidates = [sequence for sequence in others if sequence.request.priority == worst]
-        return min(reversed(candidates), key=self._bring_back_s)
+        return min(reversed(candidates), key=self._bring_back())
 
-    def _bring_back_s(self, sequence: Sequence) -> float:
-        if (compute := self._costs.compute()) is None:
-            return 0.0
+    def _bring_back(self) -> Callable[[Sequence], float]:
+        """Return what says in how many seconds a sequence would be there again, as costs are now."""
+        compute = self._costs.compute()
+        if compute is None:
+            return lambda _: 0.0
+        kept = list(self._costs.loads(self._clock.monotonic_s()).values())
         shape, chunk_tokens = self._prefix.pool.shape, self._config.max_batched_tokens
-        kept = self._costs.loads(self._clock.monotonic_s()) if sequence.cache is CacheUse.ON else {}
-        return bring_back_s(
-            sequence.num_computed, compute, kept.values(), shape.block_tokens, shape.block_bytes, chunk_tokens
+        return lambda sequence: bring_back_s(
+            sequence.num_computed,
+            compute,
+            kept if sequence.cache is CacheUse.ON else (),
+            shape.block_tokens,
+            shape.block_bytes,
+            chunk_tokens,
         )
 
     def _preempt(self, sequence: Sequence) -> None:

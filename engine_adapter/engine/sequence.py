@@ -149,6 +149,8 @@ class Sequence:
         self.num_computed = 0
         self.num_prefill = len(self.tokens)
         self.planned_at = -1
+        if self.planning is not None:
+            self.planning.interrupt()
         if not self.num_generated:
             self.tokens_by_source.clear()
 

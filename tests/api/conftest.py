@@ -29,7 +29,7 @@ CONTEXT_TOKENS = 512
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a Llama of 2 layers with random weights and a tokenizer of bytes."""
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    _tokenizer().save_pretrained(folder)
+    tokenizer_of_bytes().save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=300,
         hidden_size=32,
@@ -79,7 +79,8 @@ def client(serving: Serving, settings: Settings) -> Iterator[TestClient]:
         yield client
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer_of_bytes() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes, with words made of a few of them, and special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

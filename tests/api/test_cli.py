@@ -62,6 +62,7 @@ def test_the_version_is_told_in_two_ways() -> None:
         ),
         (("serve", "--config", "none.toml"), "prefixd: config: cannot read none.toml: No such file"),
         (("serve", "--host-bytes", "900TiB"), "prefixd: host_bytes: 900 TiB is more than the machine's"),
+        (("serve", "--redis-username", "ann"), "prefixd: redis_username: is for a Redis tier, and there is"),
         (("serve", "--host", "0.0.0.0"), "prefixd: api_token: required because 0.0.0.0 is reachable"),
         (("generate", "--prompt", "x"), "prefixd: model: none is named"),
         (("doctor", "--disk-bytes", "-1"), "prefixd: disk_bytes: '-1' (--disk-bytes): must be greater"),
@@ -151,6 +152,30 @@ def test_doctor_names_each_thing_that_is_wrong(tmp_path: Path) -> None:
     wrong = [line.split()[1] for line in result.output.splitlines() if line.startswith("FAIL")]
     assert wrong == ["memory", "model", "disk", "plugins"]
     assert "there are: always-compute, always-load, " in result.output
+
+
+def test_doctor_names_the_codecs_there_are(tmp_path: Path) -> None:
+    flags = ("--disk-path", str(tmp_path), "--disk-bytes", "1MiB")
+    assert (
+        "codec 'gzip' is not known; there are: none, zstd-planes"
+        in run("doctor", *flags, "--redis-codec", "gzip").output
+    )
+    assert "is not known" not in run("doctor", *flags, "--redis-codec", "none").output
+
+
+def test_doctor_says_that_nothing_can_be_kept_between_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told = run("doctor", "--cache-path", str(tmp_path / "file" / "cache")).output
+    assert f"warn  cache      {tmp_path / 'file'} cannot be written, so each start reads all weights" in told
+
+
+def test_a_redis_password_for_no_server_is_told_by_doctor_and_refused_by_serve() -> None:
+    line = "redis_password: is for a Redis tier, and there is none; set PREFIXD_REDIS_URL"
+    doctor = run("doctor", PREFIXD_REDIS_PASSWORD="swordfish")
+    assert f"FAIL  redis      {line}" in doctor.output
+    serve = run("serve", PREFIXD_REDIS_PASSWORD="swordfish")
+    assert serve.stderr.startswith(f"prefixd: {line}")
+    assert "swordfish" not in doctor.output + serve.stderr
 
 
 def redis_finding(monkeypatch: pytest.MonkeyPatch, url: str, *flags: str) -> str:

@@ -6,8 +6,9 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fastapi.testclient import TestClient
@@ -21,6 +22,7 @@ from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.request import Request, Sampling
 from kvstore.errors import OverloadedError
+from kvstore.statistics import State
 from tests.api.conftest import CONTEXT_TOKENS
 
 MODEL = "tiny-llama"
@@ -79,6 +81,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"n": 0, "best_of": 2}, "n"),
         ({"n": -1, "best_of": 2}, "n"),
         ({"n": 1, "best_of": 129}, "best_of"),
+        ({"n": 1, "best_of": 40}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -197,6 +200,65 @@ def test_what_is_not_there_is_404(client: TestClient) -> None:
     assert error_of(client.get("/v1/completions"), 405)["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("duration", ["1e400", "1e300", "315360001", "-1", "NaN"])
+def test_a_time_beyond_ten_years_is_refused_with_the_bounds(
+    client: TestClient, serving: Serving, duration: str
+) -> None:
+    for field, bounds in (("ttl_s", "above 0 and at most"), ("expected_pause_s", "from 0 to")):
+        body = json.dumps({**COMPLETION, "prompt": [7] * 50, "kv": {field: 0.5}}).replace("0.5", duration)
+        response = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+        told = f"kv.{field}: must be {bounds} 315360000 seconds"
+        assert error_of(response, 400)["message"] == told
+    longest = {**COMPLETION, "prompt": [7] * 50, "kv": {"ttl_s": 315360000}}
+    assert client.post("/v1/completions", json=longest).status_code == 200
+    assert serving.engine.flush(10)
+    assert serving.store.health().state is State.OK
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {**COMPLETION, "model": LONG}),
+        ("/v1/completions", {**COMPLETION, LONG: 1}),
+        ("/v1/completions", {**COMPLETION, "kv": {LONG: 1}}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "a", LONG: 1}]}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": LONG, "content": "a"}]}),
+        ("/kv/explain", {"prompt": "a", "model": LONG}),
+        ("/kv/explain", {LONG: 1}),
+    ],
+)
+def test_what_was_sent_is_repeated_only_as_far_as_it_is_short(
+    client: TestClient, path: str, body: dict[str, Any]
+) -> None:
+    response = client.post(path, json=body)
+    error = error_of(response, response.status_code)
+    assert response.status_code in {400, 404}
+    assert len(error["message"]) < 300
+    assert len(error["param"]) <= 128
+
+
+def test_a_long_name_of_a_model_is_cut_and_those_served_are_told(client: TestClient) -> None:
+    for response in (
+        client.get(f"/v1/models/{LONG[:20_000]}"),
+        client.post("/v1/completions", json={**COMPLETION, "model": LONG}),
+    ):
+        told = f"model: '{'x' * 127}…' is not served here; 'tiny-llama' is"
+        assert error_of(response, 404)["message"] == told
+
+
+def test_what_a_chat_template_says_is_one_short_line(serving: Serving, settings: Settings) -> None:
+    tokenizer = copy(serving.tokenizer)
+    tokenizer.chat_template = "{{ raise_exception('no\\n' + messages[0].content) }}"
+    with TestClient(create_app(replace(serving, tokenizer=tokenizer), settings)) as client:
+        body = {**CHAT, "messages": [{"role": "user", "content": LONG}]}
+        error = error_of(client.post("/v1/chat/completions", json=body), 400)
+    assert error["message"].startswith("messages: the model's chat template refuses them: no xxx")
+    assert len(error["message"]) < 400
+
+
 def test_a_prompt_beyond_the_context_says_its_length(client: TestClient) -> None:
     error = error_of(client.post("/v1/completions", json={**COMPLETION, "prompt": [5] * 2000}), 400)
     assert error["code"] == "context_length_exceeded"
@@ -302,6 +364,7 @@ class _Broken:
     """A tokenizer whose every use is a surprise."""
 
     chat_template = "x"
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def get_vocab(self) -> dict[str, int]:
         return {"x": 0}

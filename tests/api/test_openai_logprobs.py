@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from transformers import PreTrainedTokenizerFast
 
 from api.openai_logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from engine_adapter.assemble import Serving
 from engine_adapter.engine.request import TokenLogprobs
+from tests.api.conftest import SPECIAL_TOKENS, tokenizer_of_bytes
 from tests.api.test_completions import MODEL, complete, events
 
 CHAT = {
@@ -31,8 +34,17 @@ def test_a_completion_tells_of_each_token(client: TestClient) -> None:
     for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
         assert top[token] == logprob == max(top.values())
         assert len(top) <= 3
-    lengths = [len(token) for token in told["tokens"]]
-    assert told["text_offset"] == [sum(lengths[:index]) for index in range(6)]
+
+
+def test_an_offset_says_where_in_the_answer_a_token_begins(client: TestClient) -> None:
+    (choice,) = complete(client, max_tokens=200, logprobs=0, temperature=2.0, seed=3)["choices"]
+
+    offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+    assert sum(token.startswith("token_id:") for token in tokens) > 10
+    assert sum(token in SPECIAL_TOKENS for token in tokens) > 1
+    for token, (offset, after) in zip(tokens, pairwise([*offsets, len(choice["text"])]), strict=True):
+        if token and token not in SPECIAL_TOKENS and not token.startswith("token_id:"):
+            assert choice["text"][offset:after] == token
 
 
 def test_a_drawn_token_is_there_beside_the_likeliest(client: TestClient) -> None:
@@ -89,21 +101,73 @@ def test_a_chats_prompt_is_told_about_beside_its_choices(client: TestClient) -> 
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-class _Halves:
-    """A tokenizer whose token 1 is half a character."""
+CHARACTERS = tokenizer_of_bytes()
 
-    def decode(self, tokens: list[int], **_: object) -> str:
-        return {0: "é", 1: "\N{REPLACEMENT CHARACTER}"}[tokens[0]]
+
+def told_of(text: str, *tops: tuple[tuple[int, float], ...]) -> dict[str, Any]:
+    """Return what a completion tells of the tokens of ``text``, with the likeliest in place of each."""
+    numbers = CHARACTERS.encode(text)
+    padded = [*tops, *[()] * (len(numbers) - len(tops))]
+    tokens = [TokenLogprobs(number, -0.5, 1, top) for number, top in zip(numbers, padded, strict=True)]
+    texts = TokenTexts(CHARACTERS)
+    return completion_logprobs(tokens, texts, texts.offsets())
+
+
+def test_a_token_that_is_part_of_a_character_begins_where_the_character_does() -> None:
+    told = told_of("dé你<|end|>!")
+
+    lead, trail = told["tokens"][1:3]
+    assert told["tokens"] == ["d", lead, trail, *told["tokens"][3:6], "<|end|>", "!"]
+    assert {one.partition(":")[0] for one in told["tokens"][1:6]} == {"token_id"}
+    assert told["text_offset"] == [0, 1, 1, 2, 2, 2, 3, 3]
+
+
+def test_bytes_that_are_no_character_count_as_what_stands_for_them() -> None:
+    (_, half), (letter,) = CHARACTERS.encode("é"), CHARACTERS.encode("d")
+    tokens = [TokenLogprobs(number, -0.5, 1, ()) for number in (half, half, letter, letter)]
+    texts = TokenTexts(CHARACTERS)
+
+    assert CHARACTERS.decode([half, half, letter, letter]) == "\N{REPLACEMENT CHARACTER}" * 2 + "dd"
+    assert completion_logprobs(tokens, texts, texts.offsets())["text_offset"] == [0, 0, 2, 3]
+
+
+def test_offsets_go_on_from_chunk_to_chunk() -> None:
+    tokens = [TokenLogprobs(number, -0.5, 1, ()) for number in CHARACTERS.encode("dé!")]
+    texts = TokenTexts(CHARACTERS)
+    offsets = texts.offsets()
+
+    told = [completion_logprobs([one], texts, offsets)["text_offset"] for one in tokens]
+    assert told == [[0], [1], [1], [2]]
+
+
+class _Twins(PreTrainedTokenizerFast):
+    """A tokenizer whose tokens 1 and 2 both are ``d``."""
+
+    def decode(self, tokens: list[int], **_: object) -> str:  # type: ignore[override]  # of lists alone
+        return "".join({0: "e", 1: "d", 2: "d"}[token] for token in tokens)
+
+
+def test_of_likely_tokens_with_the_same_text_none_is_left_out() -> None:
+    texts = TokenTexts(_Twins(tokenizer_object=CHARACTERS.backend_tokenizer))  # type: ignore[no-untyped-call]
+    top = ((1, -0.5), (2, -0.7), (0, -0.9))
+
+    def told(token: int, logprob: float) -> dict[str, float]:
+        one = TokenLogprobs(token, logprob, 1, top)
+        likely: dict[str, float] = completion_logprobs([one], texts, texts.offsets())["top_logprobs"][0]
+        return likely
+
+    assert told(1, -0.5) == {"d": -0.5, "token_id:2": -0.7, "e": -0.9}
+    assert told(2, -0.7) == {"token_id:1": -0.5, "d": -0.7, "e": -0.9}
 
 
 def test_half_a_character_goes_by_its_number_and_what_cannot_be_has_a_finite_logarithm() -> None:
-    texts = TokenTexts(_Halves())
-    tokens = [TokenLogprobs(1, -math.inf, 2, ((0, -0.5),)), TokenLogprobs(0, -0.5, 1, ())]
+    (half, _), (letter,) = CHARACTERS.encode("é"), CHARACTERS.encode("d")
+    texts = TokenTexts(CHARACTERS)
+    tokens = [TokenLogprobs(half, -math.inf, 2, ((letter, -0.5),)), TokenLogprobs(letter, -0.5, 1, ())]
 
-    told = completion_logprobs(tokens, texts, 10)
-    assert told["tokens"] == ["token_id:1", "é"]
+    told = completion_logprobs(tokens, texts, texts.offsets())
+    assert told["tokens"] == [f"token_id:{half}", "d"]
     assert told["token_logprobs"] == [-9999.0, -0.5]
-    assert told["top_logprobs"] == [{"é": -0.5, "token_id:1": -9999.0}, {"é": -0.5}]
-    assert told["text_offset"] == [10, 20]
-    half, whole = chat_logprobs(tokens, texts)["content"]
-    assert (half["bytes"], whole["bytes"]) == (None, [0xC3, 0xA9])
+    assert told["top_logprobs"] == [{"d": -0.5, f"token_id:{half}": -9999.0}, {"d": -0.5}]
+    part, whole = chat_logprobs(tokens, texts)["content"]
+    assert (part["bytes"], whole["bytes"]) == (None, [0x64])

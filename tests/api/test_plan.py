@@ -76,6 +76,7 @@ def test_what_is_given_counts_instead_of_the_configuration() -> None:
         ({**EIGHT_BILLION, "num_attention_heads": "many"}, {}, "heads"),
         ({**EIGHT_BILLION, "kv_lora_rank": 512}, {}, "model"),
         ({**EIGHT_BILLION, "sliding_window": 4096}, {}, "model"),
+        ({**EIGHT_BILLION, "sliding_window": 4096, "layer_types": None}, {}, "model"),
         (EIGHT_BILLION, {"kv_dtype": "int3"}, "kv_dtype"),
         (EIGHT_BILLION, {"head_dim": 0}, "head_dim"),
         (EIGHT_BILLION, {"num_key_value_heads": 0}, "kv_heads"),
@@ -97,8 +98,23 @@ def test_a_shape_that_cannot_be_known_is_refused(
     assert refused.value.setting == setting
 
 
-def test_a_window_that_is_not_used_is_no_reason_to_refuse() -> None:
-    shape_of("qwen2", {**EIGHT_BILLION, "sliding_window": 4096, "use_sliding_window": False}, {})
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"sliding_window": 4096, "layer_types": ["full_attention"] * 32},
+        {"sliding_window": 262_144, "max_position_embeddings": 131_072},
+        {"sliding_window": None},
+    ],
+)
+def test_a_window_that_hides_nothing_is_no_reason_to_refuse(fields: dict[str, Any]) -> None:
+    assert shape_of("wide", {**EIGHT_BILLION, **fields}, {}).token_bytes == SHAPE.token_bytes
+
+
+def test_who_has_a_window_hears_how_to_ask_for_a_bound() -> None:
+    layers = ["sliding_attention", "full_attention"] * 16
+    with pytest.raises(ConfigError, match="give --layers, --heads and the rest instead"):
+        shape_of("gemma", {**EIGHT_BILLION, "sliding_window": 4096, "layer_types": layers}, {})
 
 
 def test_the_h100_takes_as_long_as_was_reported_of_one() -> None:

@@ -61,11 +61,14 @@ def test_what_was_learnt_of_another_medium_is_not_read(tmp_path: Path) -> None:
     assert moved.read() == replace(KNOWN, lines={"redis": KNOWN.lines["redis"]})
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_but_the_memory(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_memory_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "costs").write_text("a file, no folder")
     file = CostFile(tmp_path / "costs", "model")
     file.write(KNOWN)
     assert file.read() == NOTHING
+    assert caplog.messages == [f"costs cannot be kept in {tmp_path / 'costs'}: File exists"]
 
 
 def changed(**changes: Any) -> str:

@@ -16,6 +16,7 @@ from engine_adapter.engine.request import CacheUse, Completion
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.statistics import State
 from tests.engine_adapter.rig import greedy, prompt_of
+from tests.eventually import eventually
 from tests.valkey import Valkey
 
 PROMPT = prompt_of(101, seed=5)
@@ -70,6 +71,9 @@ def test_what_one_server_has_computed_another_loads(serve: Serve, valkey: Valkey
 def test_a_server_that_is_not_there_costs_nobody_an_answer(serve: Serve, own_valkey: Valkey) -> None:
     own_valkey.kill()
     with serve(own_valkey) as serving:
+        eventually(lambda: serving.store.health().state is State.DEGRADED)
+        reason = serving.store.health().tiers["redis"].reason
+        assert "redis: lookup failed: the server cannot be reached" in reason
         clean = answer(serving, CacheUse.OFF)
         for salt in ("", "a", "b", "c"):
             assert answer(serving, salt=salt).token_ids == clean.token_ids

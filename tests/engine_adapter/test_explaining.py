@@ -290,6 +290,24 @@ def test_another_block_size_is_found_out(make_rig: MakeRig) -> None:
     assert miss.differences == (Difference("block_tokens", "8", "16"),)
 
 
+@pytest.mark.parametrize("holder", [15, 16])
+def test_it_is_said_when_not_all_namespaces_of_a_tenant_were_searched(make_rig: MakeRig, holder: int) -> None:
+    rig = make_rig()
+    # The later ones differ in more fields, so that they come last.
+    changes = [{"lora": f"{number:02}", "kv_dtype": "int8"} for number in range(18)]
+    for number, changed in enumerate(changes):
+        wanted = {**changed, "compute_dtype": "float16"} if number > 15 else changed
+        prompt = PROMPT if number == holder else prompt_of(50, 1000 + number)
+        store_under(rig.store, other_namespace(rig, **wanted), prompt)
+
+    miss = rig.engine.explain(PROMPT).miss
+    assert miss is not None
+    is_found = holder == 15
+    assert (bool(miss.differences), miss.num_unsearched) == ((True, 0) if is_found else (False, 2))
+    told = "; 2 more of this tenant's namespaces, which differ most, were not searched"
+    assert miss.sentence().endswith(told) != is_found
+
+
 def over(medium: SharedDict) -> Callable[[Arena], list[TierSpec]]:
     return lambda _arena: [tier(medium, "shared")]
 

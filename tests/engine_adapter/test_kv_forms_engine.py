@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engine_adapter.engine.kv_forms import LARGEST_CODE, SCALE_DTYPE
 from engine_adapter.engine.models import LoadedModel, load_model
 from engine_adapter.engine.request import CacheUse, Mode
+from engine_adapter.engine.sample_text import CODE, PROSE
 from kvstore.errors import ModelRefusedError
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
@@ -198,3 +200,24 @@ def test_the_range_allows_for_what_rope_turns_up_late(
     rig.engine.generate(greedy(prompt_of(num_tokens, 1), 1))
     num_keys = num_tokens * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM
     assert rig.engine.statistics().num_clamped < num_keys / 5000
+
+
+def test_a_model_with_a_tokenizer_reads_a_text_and_another_one_a_sample_that_is_made_up(
+    tiny_folder: Path, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    folder = tmp_path / "with"
+    shutil.copytree(tiny_folder, folder, ignore=shutil.ignore_patterns("*token*"))
+    made_up = load_model(folder, kv_dtype="int8")
+    tiny_tokenizer.save_pretrained(folder)
+    model = load_model(folder, kv_dtype="int8")
+    assert model.namespace.kv_form != made_up.namespace.kv_form
+    assert model.namespace == load_model(folder, kv_dtype="int8").namespace
+
+    ids = [*tiny_tokenizer.encode(PROSE)[:256], *tiny_tokenizer.encode(CODE)[:256]]
+    with torch.inference_mode():
+        cached: Any = AutoModelForCausalLM.from_pretrained(folder)(torch.tensor([ids]), use_cache=True)
+    assert model.key_scales is not None
+    for layer, scales in zip(cached.past_key_values.layers, model.key_scales, strict=True):
+        room = scales * LARGEST_CODE[torch.int8] / layer.keys[0].abs().amax(1)
+        assert float(room.min()) > 1.349, "at other places of the context keys may be larger still"
+        assert float(room.median()) < 1.35 * 2**0.25 * 1.2

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.logprobs import PromptCollector, token_logprobs
 from engine_adapter.engine.request import CacheUse, Completion, Request, Sampling, TokenLogprobs
 from engine_adapter.engine.runner import Chunk, ModelRunner
@@ -184,3 +186,19 @@ def test_a_prompt_that_begins_again_replaces_what_was_collected() -> None:
 
     assert again.found == once.found
     assert again.found[0] is None
+
+
+def test_steps_that_make_logits_of_whole_chunks_teach_nothing_about_others(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = Mock()
+    monkeypatch.setattr(CostBook, "note_step", note)
+    rig = make_rig()
+
+    def learnt(request: Request) -> list[int]:
+        note.reset_mock()
+        rig.engine.generate(request)
+        return [call.args[0].tokens for call in note.call_args_list]
+
+    assert learnt(asking(prompt_of(50, 1), 3, prompt_logprobs=0)) == [0, 0]
+    assert learnt(asking(prompt_of(50, 2), 3)) == [50, 0, 0]

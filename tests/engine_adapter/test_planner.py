@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backends.kv_shape import KVShape
-from engine_adapter.engine.ownership import Loads, Ownership
+from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from engine_adapter.engine.planner import NamedPolicy, Order, Planner
 from engine_adapter.engine.request import Mode, Request
 from engine_adapter.engine.sequence import Sequence
@@ -17,7 +17,7 @@ from kvstore.clock import Clock
 from kvstore.leases import Hit
 from policies.lines import LineState
 from policies.planning import READY, Choice, Plan, PlanRequest, Prediction
-from policies.reload import AlwaysCompute, AlwaysLoad
+from policies.reload import AlwaysCompute, AlwaysLoad, Static, Timeout
 from tests.engine_adapter.believing import believing
 from tests.engine_adapter.test_takeover import HandDriven
 
@@ -60,9 +60,13 @@ class Desk:
         sequence = Sequence(
             self._num_sequences, request, lambda _event: None, cast("Any", None), self.now_s, mode
         )
+        self.hold(sequence, tiers)
+        return sequence
+
+    def hold(self, sequence: Sequence, tiers: Seq[str | None]) -> None:
+        """Let ``tiers`` hold the whole blocks of a sequence that has none yet."""
         sequence.ownership = Ownership(len(tiers), self._loads)
         sequence.ownership.offer(Hit([], tuple(tiers), [], self.now_s + 60, lambda _records: None))
-        return sequence
 
     def review(self, *sequences: Sequence, num_waiting: int = 0) -> Order:
         order = Order(list(sequences), num_waiting)
@@ -115,6 +119,28 @@ def test_a_plan_is_kept_for_a_moment_and_reviewed_when_time_passes_or_computing_
     desk.review(sequence)
     assert list(desk.policy.asked[2].tiers) == [READY, None, *["disk"] * 6]
     assert desk.policy.asked[2].position == 11
+
+
+@pytest.mark.parametrize("policy", [Timeout(0.5), Static(8)])
+def test_what_comes_back_is_planned_for_as_if_it_had_just_come(policy: Any) -> None:
+    desk = Desk(policy)
+    sequence = desk.sequence(["disk"] * 2)
+    desk.review(sequence)
+    first_s, desk.now_s = desk.now_s, desk.now_s + 20
+
+    sequence.tokens += [1] * 16
+    sequence.leave_tiers()
+    sequence.restart()
+    desk.hold(sequence, ["disk"] * 4)
+    desk.review(sequence)
+    assert (desk.policy.asked[1].elapsed_s, desk.policy.asked[1].previous) == (0.0, None)
+    assert [sequence.ownership.owner(index) for index in range(4)] == [Owner.LOAD] * 4
+
+    desk.now_s += 0.1
+    desk.review(sequence)
+    assert desk.policy.asked[2].elapsed_s == pytest.approx(0.1)
+    assert sequence.planning is not None
+    assert sequence.planning.first_s == first_s
 
 
 def test_plans_take_a_small_share_of_the_time_however_many_are_made() -> None:

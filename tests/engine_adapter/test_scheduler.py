@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -366,3 +367,22 @@ def test_the_first_of_all_never_gives_way(make_desk: MakeDesk) -> None:
     while len(first.tokens) < 8 * BLOCK:
         assert first.number in [number for number, _, _ in desk.turn()]
     assert desk.scheduler.num_preempted > 0
+
+
+def test_costs_are_looked_at_once_for_all_who_might_give_way(
+    make_desk: MakeDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make_desk(num_blocks=12, max_batched_tokens=64)
+    desk.learn_cost(step_s=0.001, token_s=0.001)
+    for seed in range(4):
+        desk.add(prompt_of(9, seed))
+    while desk.pool.num_available:
+        desk.turn()
+    look = Mock(side_effect=desk.costs.loads)
+    monkeypatch.setattr(desk.costs, "loads", look)
+
+    while not desk.scheduler.num_preempted:
+        desk.compute(desk.scheduler.plan())
+        desk.scheduler.make_room()
+
+    assert desk.scheduler.num_preempted == look.call_count == 1

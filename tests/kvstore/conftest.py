@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -80,6 +81,13 @@ class DictBackend:
         self.is_closed = True
 
 
+def wait_for_scans() -> None:
+    """Wait until no store looks for what its media hold any more."""
+    for thread in threading.enumerate():
+        if thread.name.endswith("-scan"):
+            thread.join(5.0)
+
+
 @dataclass
 class SharedDict(DictBackend):
     """A medium that other processes write to as well."""
@@ -156,6 +164,8 @@ class Rig:
         clock = Clock(lambda: self.now_s, lambda: round(self.now_s * 1000))
         store = TieredStore(specs, arena, config, clock, codecs=codecs, on_transfer=on_transfer)
         self.stores.append(store)
+        if isinstance(self.medium, SharedDict):
+            wait_for_scans()
         return store
 
     def counts(self, store: TieredStore, tier: str) -> dict[str, int]:

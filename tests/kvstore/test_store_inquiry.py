@@ -13,6 +13,7 @@ from kvstore.frame import Header
 from kvstore.inquiry import Inquiry
 from kvstore.statistics import State
 from kvstore.store import TieredStore
+from tests.eventually import eventually
 from tests.kvstore.conftest import Rig, SharedDict
 from tests.kvstore.faults import raising, waiting
 
@@ -49,6 +50,45 @@ def test_what_another_process_stored_is_found_and_loaded(pair: Pair) -> None:
     assert rig.get(mine, 2)
     counts = rig.counts(mine, "disk")
     assert (counts["inquiries"], counts["found_blocks"], counts["missing"]) == (1, 2, 0)
+
+
+def test_a_medium_that_is_not_there_is_told_from_the_start_and_is_found_again_by_looking(rig: Rig) -> None:
+    rig.medium = SharedDict(fail=raising("resident", BackendError("disk", "resident", "nobody is there")))
+    store = rig.open()
+
+    health = store.health().tiers["disk"]
+    assert (health.state, health.reason) == (
+        State.DEGRADED,
+        "reads paused: disk: resident failed: nobody is there",
+    )
+    ask(rig, store, 1)
+    assert rig.counts(store, "disk")["refused_inquiries"] == 1, "requests do not wait for it"
+
+    rig.medium.fail = lambda _operation, _key: None
+    assert store.health().state is State.DEGRADED, "it was tried a moment ago"
+    rig.now_s += 5.0
+    eventually(lambda: store.health().state is State.OK)
+    ask(rig, store, 1)
+    assert rig.counts(store, "disk")["inquiries"] == 1
+
+
+def test_looking_at_the_health_of_a_medium_that_is_gone_asks_it_now_and_then(rig: Rig) -> None:
+    asked: list[str] = []
+
+    def gone(operation: str, _key: bytes) -> None:
+        asked.append(operation)
+        raise BackendError("disk", operation, "nobody is there")
+
+    rig.medium = SharedDict(fail=gone)
+    store = rig.open()
+    for _ in range(20):
+        assert store.health().state is State.DEGRADED
+    assert asked == ["resident"]
+    rig.now_s += 5.0
+    for _ in range(20):
+        assert store.health().state is State.DEGRADED
+    eventually(lambda: rig.counts(store, "disk")["read_faults"] == 2)
+    assert asked == ["resident"] * 2
 
 
 def test_what_a_faster_tier_has_is_not_asked_for(pair: Pair) -> None:

@@ -30,6 +30,8 @@ def test_a_block_in_quarantine_is_gone_from_every_tier_and_from_whoever_holds_it
     assert rig.medium.frames == {}
     assert rig.tiers(store, 1) == [None]
     assert not rig.get(store, 1)
+    absence = store.why_absent(rig.key(1))
+    assert (absence.cause, absence.tier) == (Cause.QUARANTINED, ""), "it was taken out of all of them"
 
 
 def test_what_was_computed_on_a_wrong_block_goes_with_it_and_what_came_before_stays(rig: Rig) -> None:

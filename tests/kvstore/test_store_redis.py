@@ -22,6 +22,7 @@ from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
+from tests.eventually import eventually
 from tests.valkey import Valkey
 
 BLOCK_BYTES = PART_BYTES + 5
@@ -302,9 +303,10 @@ def test_a_server_that_is_not_there_at_the_start_delays_nothing_and_joins_when_i
     store = rig.open(host_blocks=8)
     rig.put(store, 1, 2, 3)
     assert all(rig.get(store, number) for number in (1, 2, 3)), "from host memory"
-    assert "cannot be reached" in store.health().tiers["redis"].reason
+    assert "reads paused: redis: lookup failed" in store.health().tiers["redis"].reason
     rig.server.start()
     rig.wait_out_the_breaker()
+    eventually(lambda: "reads paused" not in store.health().tiers["redis"].reason)
     rig.put(store, 4)
     assert rig.counts(store)["stores"] == 1
     rig.ask(store, 9)

@@ -121,9 +121,13 @@ def test_a_remembered_value_that_is_no_digest_is_not_believed(model: Path, memor
     assert weights_digest(model, memory) == digest
 
 
-def test_a_memory_that_cannot_be_written_costs_only_time(model: Path, tmp_path: Path) -> None:
+def test_a_memory_that_cannot_be_written_costs_only_time_and_is_told(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("in the way")
     assert weights_digest(model, tmp_path / "file" / "weights.json") == weights_digest(model)
+    (line,) = caplog.messages
+    assert line.startswith(f"the digest of the weights cannot be kept in {tmp_path / 'file'}: ")
 
 
 def test_writing_at_the_same_time_never_breaks_the_memory(model: Path, memory: Path) -> None:

@@ -18,6 +18,7 @@ from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.decode_graphs import graph_setup
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
 from engine_adapter.engine.planner import NamedPolicy
@@ -110,7 +111,8 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_removed,
         clock,
     )
-    runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales)
+    graphs = graph_setup(model.device, config.max_sequences, model.context_tokens)
+    runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales, graphs)
     if costs.compute() is None:
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
     measure_copy(pool, opened.arena, costs, clock)

@@ -20,6 +20,7 @@ from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.decode_graphs import graph_setup
 from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.kv_forms import layout_for
 from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
 from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.request import Mode
@@ -110,6 +111,7 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         store.device_added,
         store.device_removed,
         clock,
+        layout_for(attention.layout, model.kv_shape),
     )
     graphs = graph_setup(model.device, config.max_sequences, model.context_tokens)
     runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales, graphs)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.kv_forms import Kept, PoolLayer
 
 ATTENTION_NAME = "prefixd_paged"
@@ -29,6 +30,9 @@ class Span:
         positions   0 ............ start ............ end
                     in the pool    | computed now      |
         rows        begin = first row of the step's batch that is this sequence's
+
+    ``blocks`` are pages: page ``p`` of a layer's keys, and of its values, are the slots from
+    ``p * block_tokens`` on. In a pool that is block-first they are not the numbers of blocks.
     """
 
     begin: int
@@ -85,6 +89,11 @@ class AttentionBackend(Protocol):
     """One way to compute attention over the pool."""
 
     name: str
+
+    @property
+    def layout(self) -> Layout:
+        """How the pool that it reads should lie; pages are read in either."""
+        ...
 
     def plan(
         self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device

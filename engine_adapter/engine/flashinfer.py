@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import torch
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.attention import Attend, DecodePlan, Span
 from engine_adapter.engine.kv_forms import Kept
 from engine_adapter.engine.pages import int32, pages_of
@@ -30,6 +31,7 @@ class FlashInferAttention:
     """
 
     name = "flashinfer"
+    layout: Layout = "block-first"
 
     def __init__(self) -> None:
         self._workspace = cache(_new_workspace)

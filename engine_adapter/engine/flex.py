@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.attention import Attend, Span
 from engine_adapter.engine.kv_forms import Kept
 from engine_adapter.engine.pages import page_table, pages_of
@@ -30,6 +31,8 @@ class FlexAttention:
     """
 
     name = "flex"
+    # Its compiled code may count numbers in 32 bits, which all layers of a large pool together exceed.
+    layout: Layout = "layer-first"
 
     def __init__(self) -> None:
         self._compiled = cache(partial(torch.compile, flex_attention))

@@ -11,18 +11,14 @@ from engine_adapter.engine.kv_forms import Kept, ScaledPlane
 
 
 def pages_of(keys: Kept, values: Kept, block_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return views of a layer, ``[pages, block_tokens, num_kv_heads, head_dim]``, as many pages of both.
+    """Return views of a layer, ``[pages, block_tokens, num_kv_heads, head_dim]``.
 
     Raises ``TypeError`` for forms in 8 bits.
     """
     if isinstance(keys, ScaledPlane) or isinstance(values, ScaledPlane):
         raise TypeError("it reads plain keys and values alone")
-    # In a block-first pool the views of a layer begin, and so may end, at pages of their own.
-    num_slots = min(len(keys), len(values))
-    paged_keys, paged_values = (
-        side[:num_slots].view(-1, block_tokens, *side.shape[1:]) for side in (keys, values)
-    )
-    return paged_keys, paged_values
+    pages = (-1, block_tokens, *keys.shape[1:])
+    return keys.view(pages), values.view(pages)
 
 
 def page_table(spans: Sequence[Span]) -> torch.Tensor:

@@ -71,7 +71,7 @@ class ModelRunner:
         self.has_recorded = False
         self._graphs: DecodeGraphs | None = None
         if graphs and isinstance(attention, PlansDecodes) and pool.value_scales is None:
-            scratch_page, step = pool.set_aside(), pool.shape.block_tokens
+            scratch_page, step = pool.set_aside() * pool.pages_per_block, pool.shape.block_tokens
             self._graphs = DecodeGraphs(model, self._layers, attention, step, scratch_page, graphs)
 
     def model_changed(self) -> None:
@@ -88,18 +88,18 @@ class ModelRunner:
         """
         step = self._pool.shape.block_tokens
         begins = list(accumulate((len(chunk.tokens) for chunk in chunks), initial=0))
-        spans = [
-            Span(begin, chunk.start, chunk.end, tuple(chunk.blocks[: -(-chunk.end // step)]))
-            for begin, chunk in zip(begins, chunks, strict=False)
-        ]
-        for span in spans:
-            self._pool.require_private(span.blocks[span.start // step :])
-        slots = [slot for chunk in chunks for slot in _slots(chunk, step)]
+        for chunk in chunks:
+            blocks = chunk.blocks[: -(-chunk.end // step)]
+            self._pool.require_private(blocks[chunk.start // step :])
+            self._pool.order_after_loads(blocks)
+        spans = [self._span(begin, chunk) for begin, chunk in zip(begins, chunks, strict=False)]
+        slots = [slot for span in spans for slot in _slots(span, step)]
         logits = self._replayed(chunks, spans, slots)
         if logits is None:
             logits = self._computed(chunks, spans, slots)
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # a step is timed, and what it wrote may be stored
+            # A step is timed. Copies beside it go on.
+            torch.cuda.current_stream(self._device).synchronize()
         self.num_clamped = int(self._clamped)
         return logits
 
@@ -133,6 +133,11 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0].float()
         return logits
 
+    def _span(self, begin: int, chunk: Chunk) -> Span:
+        num_blocks = -(-chunk.end // self._pool.shape.block_tokens)
+        pages = tuple(block * self._pool.pages_per_block for block in chunk.blocks[:num_blocks])
+        return Span(begin, chunk.start, chunk.end, pages)
+
     def _indices(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
@@ -146,9 +151,9 @@ def _loras(chunks: Sequence[Chunk]) -> tuple[list[str | None], list[str | None]]
     return all_rows, [chunk.lora for chunk in chunks for _ in range(chunk.num_logits)]
 
 
-def _slots(chunk: Chunk, block_tokens: int) -> list[int]:
-    """Return the pool slots that the chunk's tokens are written to."""
+def _slots(span: Span, block_tokens: int) -> list[int]:
+    """Return the pool slots that the span's tokens are written to."""
     return [
-        chunk.blocks[position // block_tokens] * block_tokens + position % block_tokens
-        for position in range(chunk.start, chunk.end)
+        span.blocks[position // block_tokens] * block_tokens + position % block_tokens
+        for position in range(span.start, span.end)
     ]

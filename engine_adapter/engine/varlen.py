@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.attention import Attend, DecodePlan, Span
 from engine_adapter.engine.kv_forms import Kept
 from engine_adapter.engine.pages import int32, key_ends, page_table, pages_of
@@ -22,6 +23,7 @@ class VarlenAttention:
     """
 
     name = "varlen"
+    layout: Layout = "block-first"
 
     def plan(
         self,

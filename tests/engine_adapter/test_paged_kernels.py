@@ -1,15 +1,16 @@
-"""FlashInfer, FlexAttention and torch's paged kernel against plain arithmetic, on strict fakes of the first and last."""
+"""FlashInfer and torch's paged kernel, on strict fakes, and FlexAttention against plain arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import flex_attention
 
 from backends.kv_shape import KVShape
-from engine_adapter.engine.attention import AttentionBackend, AttentionKind, Span
+from engine_adapter.engine.attention import AttentionBackend, AttentionKind, DecodePlan, Span
 from engine_adapter.engine.attention_choice import _candidates, choose_attention, first_that_agrees
 from engine_adapter.engine.flashinfer import FlashInferAttention
 from engine_adapter.engine.flex import FlexAttention
@@ -38,8 +39,8 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def wrappers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wrapper]]:
-    """Yield the wrappers that are made."""
+def wrappers(monkeypatch: pytest.MonkeyPatch) -> list[Wrapper]:
+    """Return the wrappers that are made."""
     made: list[Wrapper] = []
     for kind in (
         fake_kernels.BatchDecodeWithPagedKVCacheWrapper,
@@ -52,7 +53,7 @@ def wrappers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wrapper]]:
             _make(self, *args, **options)  # type: ignore[operator]
 
         monkeypatch.setattr(kind, "__init__", noting)
-    yield made
+    return made
 
 
 @pytest.fixture(params=["flashinfer", "flex", "varlen"])
@@ -77,12 +78,13 @@ def test_agrees_with_plain_arithmetic(
 
 def layers_of(pool: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield keys and values of each layer as a block-first pool has them, and both layer-first."""
-    num_layers = pool.shape[1]
+    num_blocks, num_layers = pool.shape[:2]
     flat = pool.view(-1, KV_HEADS, DIM)
+    num_slots = ((num_blocks - 1) * 2 * num_layers + 1) * SIZE
     for layer in range(num_layers):
-        first = 2 * layer * SIZE
+        keys, values = (flat[side * SIZE :][:num_slots] for side in (2 * layer, 2 * layer + 1))
         side_by_side = pool[:, layer].transpose(0, 1).reshape(2, -1, KV_HEADS, DIM)
-        yield flat[first:], flat[first + SIZE :], side_by_side
+        yield keys, values, side_by_side
 
 
 @pytest.mark.parametrize("spans", [SPANS, DECODES])
@@ -155,27 +157,25 @@ def test_a_missing_flashinfer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.rejected == {"flashinfer": "fails: No module named 'flashinfer'"}
 
 
-class ForgetsToFill(VarlenAttention):
-    """Decodes rightly step by step, and would replay the first step for ever."""
+class FilledOnce:
+    """A plan that takes the first step for all that follow."""
 
-    def decode_plan(self, *facts: object) -> object:
-        plan = super().decode_plan(*facts)  # type: ignore[arg-type]
-        return _FilledOnce(plan)
-
-
-class _FilledOnce:
-    def __init__(self, plan: object) -> None:
+    def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
         self._is_filled = False
 
     def fill(self, spans: Sequence[Span]) -> None:
         if not self._is_filled:
-            self._plan.fill(spans)  # type: ignore[attr-defined]
+            self._plan.fill(spans)
         self._is_filled = True
 
-    def __call__(self, *args: object) -> torch.Tensor:
-        out: torch.Tensor = self._plan(*args)  # type: ignore[operator]
-        return out
+    def __call__(self, *args: Any, **named: Any) -> torch.Tensor:
+        return self._plan(*args, **named)
+
+
+class ForgetsToFill(VarlenAttention):
+    def decode_plan(self, batch: int, most_pages: int, block_tokens: int, device: torch.device) -> DecodePlan:
+        return FilledOnce(super().decode_plan(batch, most_pages, block_tokens, device))
 
 
 def test_a_backend_that_is_wrong_only_where_steps_are_recorded_is_passed_over() -> None:

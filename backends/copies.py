@@ -108,15 +108,15 @@ class StreamCopies:
     def _begin(self, stream: Any, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
         began, ended = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
         stream.wait_stream(self._cuda.current_stream(self._device))
-        with self._cuda.stream(stream):
-            began.record(stream)
-            try:
+        began.record(stream)
+        try:
+            with self._cuda.stream(stream):
                 for target, source in zip(targets, sources, strict=True):
                     target.copy_(source, non_blocking=True)
-            except BaseException:
-                stream.synchronize()  # a part of it may be on its way
-                raise
-            ended.record(stream)
+        except BaseException:
+            stream.synchronize()  # a part of it may be on its way
+            raise
+        ended.record(stream)
         return _UnderWay(self._cuda, self._device, began, ended, (*targets, *sources))
 
 

@@ -50,9 +50,12 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     block_bytes = model.kv_shape.block_bytes
     host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
     num_loaded_from = sum(setup.name != HOST for setup in config.tiers)
-    num_staged = _STORED_MEANWHILE + MOST_WITNESSES + num_loaded_from * MOST_BLOCKS_ON_WAY
+    is_cuda = model.device.type == "cuda"
+    # What a GPU copies during a step is let go of after it, while as much may arrive.
+    num_loaded = num_loaded_from * MOST_BLOCKS_ON_WAY * (2 if is_cuda else 1)
+    num_staged = _STORED_MEANWHILE + MOST_WITNESSES + num_loaded
     staging_bytes = max(_MIN_STAGING_BYTES, num_staged * slot_stride(block_bytes))
-    lock_pages = cuda_page_locker() if model.device.type == "cuda" else None
+    lock_pages = cuda_page_locker() if is_cuda else None
     arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages)
     specs, degraded = [], dict[str, str]()
     for setup in config.tiers:

@@ -95,10 +95,10 @@ class StoreQueue:
 
     def drop_all(self) -> None:
         """Store nothing of what waits or is being copied; no copy is under way then."""
-        while self._waiting:
-            self._pool.release([self._waiting.popleft()[1]])
         while self._leaving:
             self._end_next(is_wanted=False)
+        while self._waiting:
+            self._pool.release([self._waiting.popleft()[1]])
 
     def _begin(self, num: int) -> None:
         for _ in range(num):

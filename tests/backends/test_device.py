@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from backends.copies import Copies
 from backends.device import DevicePool
-from backends.kv_shape import KVShape
+from backends.kv_shape import KVShape, Layout
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from policies.lru import LeafFirstLRU
+from tests.late_cuda import LateCuda
 
+LAYOUTS: list[Layout] = ["layer-first", "block-first"]
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, block_tokens=4, dtype=torch.float32)
 
 
@@ -33,17 +37,28 @@ class Ticking:
 class Pool(DevicePool):
     """A pool that remembers which keys it has told the index of."""
 
-    def __init__(self, num_blocks: int, shape: KVShape = SHAPE) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        shape: KVShape = SHAPE,
+        layout: Layout = "layer-first",
+        copies: Copies | None = None,
+    ) -> None:
         self.index: dict[bytes, bytes] = {}
+        added, removed = self.index.__setitem__, self.index.__delitem__
         clock = Clock(monotonic_s=Ticking())
-        super().__init__(
-            shape, num_blocks, "cpu", LeafFirstLRU(), self.index.__setitem__, self.index.__delitem__, clock
-        )
+        super().__init__(shape, num_blocks, "cpu", LeafFirstLRU(), added, removed, clock, layout, copies)
 
     def allocated(self, num: int, after: int | None = None) -> list[int]:
         blocks = self.allocate(num, after)
         assert blocks is not None
         return blocks
+
+    def bytes_of(self, block: int) -> bytes:
+        """Return a block as it lies at rest, waiting for all that is under way."""
+        out = bytearray(self.shape.block_bytes)
+        self.read_block(block, memoryview(out)).wait()
+        return bytes(out)
 
     def published(self, keys: Iterable[bytes]) -> list[int]:
         """Allocate and publish a prefix made of ``keys``."""
@@ -195,13 +210,41 @@ def test_clear_forgets_everything_that_is_not_in_use() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_block_at_rest_is_layer_kind_token_head_dimension(dtype: torch.dtype) -> None:
-    pool = Pool(3, KVShape(2, 2, 4, 4, dtype))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_at_rest_is_layer_kind_token_head_dimension(layout: Layout, dtype: torch.dtype) -> None:
+    pool = Pool(3, KVShape(2, 2, 4, 4, dtype), layout)
     pool.keys_and_values.copy_(torch.randn(pool.keys_and_values.shape))
-    out = bytearray(pool.shape.block_bytes)
-    pool.read_block(1, memoryview(out))
-    expected = pool.keys_and_values[:, :, 4:8].contiguous()
-    assert torch.equal(torch.frombuffer(out, dtype=dtype).view(2, 2, 4, 2, 4), expected)
+    at_rest = torch.frombuffer(bytearray(pool.bytes_of(1)), dtype=dtype).view(2, 2, 4, 2, 4)
+    for layer, sides in enumerate(pool.layers):
+        for kind, slots in enumerate(sides):
+            assert torch.equal(at_rest[layer, kind], slots[pool.pages_per_block * 4 :][:4])
+
+
+def test_block_first_a_block_lies_as_it_does_at_rest() -> None:
+    pool = Pool(3, layout="block-first")
+    pool.keys_and_values.copy_(torch.randn(pool.keys_and_values.shape))
+    assert pool.keys_and_values[1].is_contiguous()
+    assert pool.keys_and_values[1].numpy().tobytes() == pool.bytes_of(1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pages_of_all_layers_have_one_stride_and_one_number(layout: Layout) -> None:
+    pool = Pool(3, layout=layout)
+    sides = [side for layer in pool.layers for side in layer]
+    assert {side.stride() for side in sides} == {(2 * 4, 4, 1)}
+    assert len({side.shape for side in sides}) == 1
+    assert all(len(side) % 4 == 0 for side in sides)
+    assert len(sides[0]) >= (2 * pool.pages_per_block + 1) * 4
+    for number, side in enumerate(sides):
+        for block in range(3):
+            side[block * pool.pages_per_block * 4 :][:4] = number * 3 + block
+    written = Counter(pool.keys_and_values.flatten().tolist())
+    assert written == dict.fromkeys(range(12), 4 * 2 * 4)
+
+
+def test_a_form_with_scales_is_layer_first() -> None:
+    with pytest.raises(InvariantError, match="no block-first layout"):
+        Pool(3, KVShape(2, 2, 4, 4, torch.int8, torch.bfloat16), "block-first")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -227,26 +270,85 @@ def test_a_block_in_8_bits_has_its_scales_behind_it(dtype: torch.dtype) -> None:
     assert back == out
 
 
-def test_a_block_written_reads_back_bit_for_bit() -> None:
-    source, target = Pool(2), Pool(5)
-    source.keys_and_values.copy_(torch.randn(source.keys_and_values.shape))
-    out, back = bytearray(SHAPE.block_bytes), bytearray(SHAPE.block_bytes)
-    source.read_block(1, memoryview(out))
-    before = target.keys_and_values.clone()
+@pytest.mark.parametrize("theirs", LAYOUTS)
+@pytest.mark.parametrize("ours", LAYOUTS)
+def test_a_block_of_any_pool_is_written_to_any_other_bit_for_bit(theirs: Layout, ours: Layout) -> None:
+    source, target = Pool(2, layout=theirs), Pool(5, layout=ours)
+    for pool in (source, target):
+        pool.keys_and_values.copy_(torch.randn(pool.keys_and_values.shape))
+    before = [target.bytes_of(block) for block in range(5)]
     block = target.allocated(4)[3]
-    target.write_block(block, memoryview(out))
-    target.read_block(block, memoryview(back))
-    assert back == out
-    assert torch.equal(target.keys_and_values[:, :, :12], before[:, :, :12])
-    assert torch.equal(target.keys_and_values[:, :, 16:], before[:, :, 16:])
+    target.write_block(block, memoryview(bytearray(source.bytes_of(1))))
+    assert target.bytes_of(block) == source.bytes_of(1)
+    assert [target.bytes_of(other) for other in (0, 1, 2, 4)] == [*before[:3], before[4]]
 
 
-def test_a_block_is_copied_whole() -> None:
-    pool = Pool(3)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_is_copied_whole(layout: Layout) -> None:
+    pool = Pool(3, layout=layout)
     pool.keys_and_values.copy_(torch.randn(pool.keys_and_values.shape))
     source, target = pool.allocated(2)
+    other = pool.bytes_of(2)
     pool.copy_block(source, target)
-    assert torch.equal(pool.keys_and_values[:, :, :4], pool.keys_and_values[:, :, 4:8])
+    assert pool.bytes_of(source) == pool.bytes_of(target) != other == pool.bytes_of(2)
+
+
+def data(value: float) -> memoryview:
+    """Return a block at rest that is full of ``value``."""
+    return memoryview(bytearray(torch.full(SHAPE.dimensions, value, dtype=SHAPE.dtype).numpy().tobytes()))
+
+
+def test_a_step_sees_what_was_loaded_into_its_blocks_and_waits_for_no_other() -> None:
+    cuda = LateCuda()
+    pool = Pool(4, layout="block-first", copies=cuda.copies)
+    first, second, third = pool.allocated(3)
+    copies = [pool.write_block(block, data(block + 1)) for block in (first, second, third)]
+    pool.order_after_loads([3, first])
+    assert [copy.done() for copy in copies] == [True, False, False]
+    pool.order_after_loads([third])
+    assert [copy.done() for copy in copies] == [True, True, True]
+    assert pool.keys_and_values[:3, 0, 0, 0, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_a_block_given_back_while_it_is_loaded_is_loaded_before_anything_else_happens_to_it() -> None:
+    cuda = LateCuda()
+    pool = Pool(1, layout="block-first", copies=cuda.copies)
+    (block,) = pool.allocated(1)
+    pool.write_block(block, data(1))
+    pool.release([block])
+
+    assert pool.allocated(1) == [block]
+    pool.order_after_loads([block])
+    pool.keys_and_values.fill_(2)  # its new owner computes
+    cuda.into.run()
+
+    assert pool.bytes_of(block) == data(2)
+
+
+def test_a_block_given_back_while_it_is_loaded_is_loaded_again_in_order() -> None:
+    cuda = LateCuda()
+    pool = Pool(1, layout="block-first", copies=cuda.copies)
+    for value in (1, 2):
+        (block,) = pool.allocated(1)
+        pool.write_block(block, data(value))
+        pool.release([block])
+    assert pool.bytes_of(0) == data(2)
+
+
+def test_a_block_is_copied_and_stored_as_it_was_loaded() -> None:
+    cuda = LateCuda()
+    pool = Pool(3, layout="block-first", copies=cuda.copies)
+    loaded, copied = pool.allocated(2)
+    out = bytearray(SHAPE.block_bytes)
+    pool.write_block(loaded, data(1))
+    stored = pool.read_block(loaded, memoryview(out))
+    cuda.out.run()
+    assert stored.done()
+    assert out == data(1)
+    pool.write_block(copied, data(3))
+    pool.copy_block(loaded, copied)
+    cuda.into.run()
+    assert pool.bytes_of(copied) == data(1)
 
 
 def test_a_published_block_is_never_written_again() -> None:

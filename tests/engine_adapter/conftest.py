@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from backends.device import DevicePool
+from backends.copies import Copies
 from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
@@ -29,6 +29,7 @@ from kvstore.tier import TierSpec
 from policies.lru import LeafFirstLRU
 from policies.planning import ReloadPolicy
 from policies.reload import AlwaysLoad
+from tests.engine_adapter.pool_kinds import POOL_KINDS, PoolKind
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -92,7 +93,15 @@ def clean_ids(tiny_folder: Path) -> CleanIds:
 
 
 @pytest.fixture
-def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[MakeRig]:
+def pool_kind(request: pytest.FixtureRequest) -> PoolKind:
+    """Return the kind of pool under the engine; ``in_every_pool`` gives a test each of them."""
+    return POOL_KINDS[getattr(request, "param", "layer-first")]
+
+
+@pytest.fixture
+def make_rig(
+    tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast, pool_kind: PoolKind
+) -> Iterator[MakeRig]:
     """Return a maker of rigs; they are checked and closed at the end of the test."""
     rigs: list[Rig] = []
 
@@ -107,9 +116,10 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         host_blocks: int = 256,
         attention: AttentionBackend | None = None,
         graphs: GraphSetup | None = None,
+        copies: Copies | None = None,
         **limits: Any,
     ) -> Rig:
-        arena = Arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
+        arena = pool_kind.arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
         specs = tiers(arena) if tiers else [host_tier(arena, host_blocks * SLOT_BYTES)]
         clock = clock or Clock()
         memory_tier = next((spec.config.name for spec in specs if spec.config.name == "host"), None)
@@ -118,11 +128,12 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
             specs, arena, StoreConfig(audit_share=1.0), clock, on_transfer=costs.note_transfer
         )
         added, removed = store.device_added, store.device_removed
-        attention = attention or SdpaAttention()
-        layout = layout_for(attention.layout, model.kv_shape)
-        pool = DevicePool(
-            model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock, layout
+        layout = layout_for(pool_kind.layout, model.kv_shape)
+        copies = copies or pool_kind.make_copies()
+        pool = pool_kind.pool(
+            model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock, layout, copies
         )
+        attention = attention or SdpaAttention()
         runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales, graphs)
         config = EngineConfig(**limits)
         named = NamedPolicy("under test", policy or AlwaysLoad())

@@ -19,6 +19,7 @@ from kvstore.arena import Arena
 from kvstore.tier import TierSpec
 from policies.planning import Plan, PlanRequest
 from policies.reload import AlwaysLoad
+from tests.engine_adapter.pool_kinds import in_every_pool
 from tests.engine_adapter.rig import (
     SLOT_BYTES,
     CleanIds,
@@ -52,6 +53,7 @@ class Meddling:
         return AlwaysLoad().plan(request)
 
 
+@in_every_pool
 def test_case_02_the_same_prompt_four_times_with_the_device_cache_off(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
@@ -65,6 +67,7 @@ def test_case_02_the_same_prompt_four_times_with_the_device_cache_off(
     assert [answer.usage.tokens_by_source.get("host", 0) for answer in answers] == [0, 1496, 1496, 1496]
 
 
+@in_every_pool
 def test_case_03_long_sessions_on_disk_revisited_between_short_requests(
     make_rig: MakeRig, clean_ids: CleanIds, tmp_path: Path
 ) -> None:
@@ -89,6 +92,7 @@ def test_case_03_long_sessions_on_disk_revisited_between_short_requests(
     assert loaded > 0
 
 
+@in_every_pool
 @pytest.mark.parametrize("num_blocks", [24, 128])
 def test_case_04_the_same_prompt_at_high_concurrency_with_offload(
     make_rig: MakeRig, clean_ids: CleanIds, num_blocks: int
@@ -121,6 +125,7 @@ def test_case_07_a_promised_load_is_refused_at_once_or_half_way(
     assert rig.engine.statistics().num_taken_over == (72 - loaded) // 8
 
 
+@in_every_pool
 @pytest.mark.parametrize("chunk", [3, 5, 8, 20, 512])
 def test_case_09_chunked_prefill_stores_all_whole_blocks_for_a_new_process(
     make_rig: MakeRig, clean_ids: CleanIds, tmp_path: Path, chunk: int
@@ -175,6 +180,7 @@ def test_case_10_blocks_lost_while_their_load_is_in_flight(make_rig: MakeRig, cl
     assert evicted == 0
 
 
+@in_every_pool
 def test_case_10_an_evicting_store_is_never_relied_on(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     rig = make_rig(num_blocks=40, host_blocks=24, max_sequences=4)
     prompts = [prompt_of(24, 0) + prompt_of(100, seed) for seed in range(1, 9)]
@@ -197,6 +203,7 @@ def test_case_12_a_lease_that_has_run_out_loads_nothing(make_rig: MakeRig, clean
     assert answer.usage.tokens_by_source == {"computed": 75}
 
 
+@in_every_pool
 def test_case_13_cancelled_with_transfers_in_flight_and_admitted_again(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
@@ -216,6 +223,7 @@ def test_case_13_cancelled_with_transfers_in_flight_and_admitted_again(
     assert again.token_ids == clean_ids(prompt, 12)
 
 
+@in_every_pool
 def test_case_13_preempted_with_transfers_in_flight_and_admitted_again(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
@@ -268,6 +276,7 @@ def test_a_slow_line_is_waited_for_while_it_keeps_answering(make_rig: MakeRig, c
     assert answer.usage.load_s >= 25 * 0.01
 
 
+@in_every_pool
 def test_case_16_a_pool_full_of_cached_blocks_makes_room_on_demand(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:

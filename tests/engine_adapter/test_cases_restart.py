@@ -15,12 +15,14 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from backends.disk import DiskBackend
+from backends.kv_shape import Layout
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import CacheUse, Completion
+from engine_adapter.engine.sdpa import SdpaAttention
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.errors import ConfigError, ModelRefusedError, PluginError
 from kvstore.namespace import Namespace
-from tests.engine_adapter.rig import greedy, prompt_of
+from tests.engine_adapter.rig import NUM_LAYERS, greedy, prompt_of
 
 PROMPT = prompt_of(101, seed=5)
 PAGE_BYTES = 4096
@@ -102,6 +104,27 @@ def test_a_restart_on_the_same_folder_reuses_all_whole_blocks(serve: Serve) -> N
         again = answer(serving)
         assert again.token_ids == clean.token_ids
         assert again.usage.tokens_by_source["disk"] == 96
+
+
+class BlockFirst(SdpaAttention):
+    """An attention that would have its pool block-first."""
+
+    layout: Layout = "block-first"
+
+
+@pytest.mark.parametrize("form", ["float32", "int8"])
+def test_blocks_stored_by_a_pool_of_another_layout_are_loaded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    with serve(kv_dtype=form) as serving:
+        expected = answer(serving).token_ids
+    monkeypatch.setattr("engine_adapter.assemble.attention_for", lambda _model: BlockFirst())
+    with serve(kv_dtype=form) as serving:
+        again = answer(serving)
+        assert again.token_ids == expected
+        assert again.usage.tokens_by_source["disk"] == 96
+        has_one_layout = form == "int8"
+        assert serving.engine._pool.pages_per_block == (1 if has_one_layout else 2 * NUM_LAYERS)
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "fp8"])

@@ -28,6 +28,7 @@ from kvstore.clock import Clock
 from policies.cost_model import Work
 from policies.lru import LeafFirstLRU
 from tests.engine_adapter import fake_kernels
+from tests.engine_adapter.pool_kinds import in_every_pool
 from tests.engine_adapter.rig import MakeRig, greedy, prompt_of
 from tests.engine_adapter.test_runner import BLOCK_TOKENS, OTHER_PROMPT, PROMPT, ROUNDING, Bench, tiny_model
 
@@ -264,6 +265,7 @@ def test_pools_in_8_bits_do_without(recorder: Recorder) -> None:
     assert pool.num_blocks == 8
 
 
+@in_every_pool
 @pytest.mark.parametrize("attention", BACKENDS, ids=lambda one: one.name)
 def test_the_engine_gives_the_same_answers_and_everything_adds_up(
     make_rig: MakeRig, recorder: Recorder, attention: AttentionBackend

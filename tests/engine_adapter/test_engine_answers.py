@@ -13,6 +13,7 @@ from engine_adapter.engine.models import LoadedModel, load_model
 from engine_adapter.engine.request import CacheUse, Delta, Finished, Request, Sampling
 from kvstore.arena import Arena
 from kvstore.tier import TierSpec
+from tests.engine_adapter.pool_kinds import in_every_pool
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -30,6 +31,7 @@ def sources(computed: int, **tiers: int) -> dict[str, int]:
     return {"computed": computed, **tiers}
 
 
+@in_every_pool
 def test_greedy_answers_are_those_of_transformers(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     prompts = [prompt_of(length, seed) for seed, length in enumerate([1, 7, 8, 9, 16, 50, 64, 100])]
     rig = make_rig(max_batched_tokens=32, max_sequences=8)
@@ -43,6 +45,7 @@ def test_greedy_answers_are_those_of_transformers(make_rig: MakeRig, clean_ids: 
     )
 
 
+@in_every_pool
 @pytest.mark.parametrize("max_batched_tokens", [3, 8, 11, 512])
 def test_prompts_that_share_prefixes_keep_their_own_answers(
     make_rig: MakeRig, clean_ids: CleanIds, max_batched_tokens: int
@@ -69,6 +72,7 @@ def test_a_prompt_seen_before_comes_from_the_device(make_rig: MakeRig, clean_ids
     assert second.usage.tokens_by_source == sources(2, device=48)
 
 
+@in_every_pool
 def test_of_a_whole_resident_prompt_one_token_is_computed_on_a_private_copy(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
@@ -76,15 +80,16 @@ def test_of_a_whole_resident_prompt_one_token_is_computed_on_a_private_copy(
     rig.engine.generate(greedy(prompt))
     published = rig.pool.acquire(rig.keys(prompt)[-1])
     assert published is not None
-    before = rig.pool.keys_and_values[:, :, published * BLOCK_TOKENS :][:, :, :BLOCK_TOKENS].clone()
+    before, after = bytearray(rig.pool.shape.block_bytes), bytearray(rig.pool.shape.block_bytes)
+    rig.pool.read_block(published, memoryview(before)).wait()
     rig.pool.release([published])
 
     again = rig.engine.generate(greedy(prompt))
 
     assert again.token_ids == clean_ids(prompt, 12)
     assert again.usage.tokens_by_source == sources(1, device=47)
-    after = rig.pool.keys_and_values[:, :, published * BLOCK_TOKENS :][:, :, :BLOCK_TOKENS]
-    assert before.equal(after)
+    rig.pool.read_block(published, memoryview(after)).wait()
+    assert before == after
 
 
 def test_a_whole_resident_prompt_fits_a_pool_of_its_own_size(make_rig: MakeRig, clean_ids: CleanIds) -> None:
@@ -95,6 +100,7 @@ def test_a_whole_resident_prompt_fits_a_pool_of_its_own_size(make_rig: MakeRig, 
     assert {answer.token_ids for answer in answers} == {clean_ids(prompt, 1)}
 
 
+@in_every_pool
 def test_a_prompt_comes_back_from_host_memory(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     rig, prompt = make_rig(), prompt_of(50, 1)
     rig.engine.generate(greedy(prompt))
@@ -107,6 +113,7 @@ def test_a_prompt_comes_back_from_host_memory(make_rig: MakeRig, clean_ids: Clea
     assert rig.engine.generate(greedy(prompt)).usage.tokens_by_source == sources(2, device=48)
 
 
+@in_every_pool
 def test_the_last_token_of_a_whole_prompt_from_host_memory_is_computed(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
@@ -120,6 +127,7 @@ def test_the_last_token_of_a_whole_prompt_from_host_memory_is_computed(
     assert answer.usage.tokens_by_source == sources(1, host=47)
 
 
+@in_every_pool
 def test_a_prompt_comes_back_from_disk_in_a_new_process(
     make_rig: MakeRig, clean_ids: CleanIds, tmp_path: Path
 ) -> None:
@@ -140,6 +148,7 @@ def test_a_prompt_comes_back_from_disk_in_a_new_process(
     assert answer.usage.load_s > 0
 
 
+@in_every_pool
 def test_holes_are_computed_and_what_follows_them_is_loaded(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     rig, prompt = make_rig(), prompt_of(75, 1)
     rig.engine.generate(greedy(prompt))
@@ -153,6 +162,7 @@ def test_holes_are_computed_and_what_follows_them_is_loaded(make_rig: MakeRig, c
     assert answer.usage.tokens_by_source == sources(3 * 8 + 3, host=6 * 8)
 
 
+@in_every_pool
 def test_an_answer_is_part_of_the_next_prompt(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     rig, prompt = make_rig(), prompt_of(20, 1)
     answer = rig.engine.generate(greedy(prompt, 30))
@@ -213,6 +223,7 @@ def test_salts_do_not_share(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     assert {answer.token_ids for answer in answers} == {clean_ids(prompt, 12)}
 
 
+@in_every_pool
 def test_equal_prompts_at_once_are_computed_once(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     rig, prompt = make_rig(max_sequences=16), prompt_of(48, 1)
 
@@ -223,6 +234,7 @@ def test_equal_prompts_at_once_are_computed_once(make_rig: MakeRig, clean_ids: C
     assert computed == 48 + 15
 
 
+@in_every_pool
 def test_a_pool_too_small_for_all_preempts_and_still_answers_alike(
     make_rig: MakeRig, clean_ids: CleanIds
 ) -> None:
@@ -346,6 +358,7 @@ def test_changed_weights_find_nothing_of_the_old_ones(
     assert after.token_ids == uncached.token_ids != before.token_ids
 
 
+@in_every_pool
 def test_requests_under_way_when_weights_change_leave_nothing_behind(
     make_rig: MakeRig, tiny_folder: Path
 ) -> None:

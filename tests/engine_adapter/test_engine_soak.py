@@ -10,6 +10,7 @@ from backends.faulty import Fault, Faulty, Operation
 from engine_adapter.engine.request import CacheUse, Request, Sampling
 from kvstore.arena import Arena
 from kvstore.tier import TierSpec
+from tests.engine_adapter.pool_kinds import in_every_pool
 from tests.engine_adapter.rig import (
     SLOT_BYTES,
     CleanIds,
@@ -41,6 +42,7 @@ def requests_of(random: Random, num: int) -> list[Request]:
     return requests
 
 
+@in_every_pool
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_stay_clean_through_pressure_cancellations_and_faults(
     make_rig: MakeRig, clean_ids: CleanIds, tmp_path: Path, seed: int

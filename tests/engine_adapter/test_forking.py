@@ -23,6 +23,7 @@ from engine_adapter.engine.request import (
 )
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from kvstore.errors import OverloadedError, RequestError
+from tests.engine_adapter.pool_kinds import in_every_pool
 from tests.engine_adapter.rig import CleanIds, Events, MakeRig, greedy, prompt_of
 from tests.eventually import eventually
 
@@ -48,6 +49,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+@in_every_pool
 @pytest.mark.parametrize("cache", CacheUse)
 @pytest.mark.parametrize("num_prompt", [1, 5, 48, 50])
 @pytest.mark.parametrize("max_batched_tokens", [11, 512])
@@ -69,6 +71,7 @@ def test_greedy_answers_are_all_the_clean_one_and_the_prompt_is_computed_once(
     assert usage_of([answer.usage for answer in answers]).completion_tokens == 48
 
 
+@in_every_pool
 @pytest.mark.parametrize("cache", [CacheUse.ON, CacheUse.OFF])
 def test_seeded_answers_are_those_of_single_requests_with_the_next_seeds(
     make_rig: MakeRig, cache: CacheUse
@@ -92,6 +95,7 @@ def test_without_a_seed_each_answer_draws_for_itself(make_rig: MakeRig) -> None:
     assert len({answer.token_ids for answer in answers}) == 4
 
 
+@in_every_pool
 @pytest.mark.parametrize(("cache", "num_blocks"), [(CacheUse.ON, 6 + 4), (CacheUse.OFF, 4 * 7)])
 def test_whole_blocks_are_shared_and_the_rest_is_each_ones_own(
     make_rig: MakeRig, cache: CacheUse, num_blocks: int
@@ -112,6 +116,7 @@ def test_whole_blocks_are_shared_and_the_rest_is_each_ones_own(
     events.answers(4)
 
 
+@in_every_pool
 def test_who_reads_nothing_shares_no_block_that_others_published(
     make_rig: MakeRig, clean_ids: CleanIds, computed: Counter[str]
 ) -> None:
@@ -148,6 +153,7 @@ def test_cancelling_one_answer_leaves_the_others(make_rig: MakeRig, num_tokens: 
     rig.check_at_rest()
 
 
+@in_every_pool
 @pytest.mark.parametrize("cache", [CacheUse.ON, CacheUse.WRITE])
 def test_under_pressure_answers_are_preempted_and_stay_the_same(make_rig: MakeRig, cache: CacheUse) -> None:
     roomy, tight = make_rig(num_blocks=96), make_rig(num_blocks=16, max_sequences=6)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from backends.device import DevicePool
-from backends.kv_shape import KVShape
+from backends.kv_shape import KVShape, Layout
 from engine_adapter.engine.attention import ATTENTION_NAME, register_attention
 from engine_adapter.engine.models import load_model
 from engine_adapter.engine.probe import attention_kinds
@@ -23,6 +23,7 @@ from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from policies.lru import LeafFirstLRU
 
+LAYOUTS: list[Layout] = ["layer-first", "block-first"]
 FAMILIES = ["llama", "qwen2", "qwen3"]
 WINDOWED = [
     "afmoe", "cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "kolibri1",
@@ -90,21 +91,25 @@ def plain_logits(
     return logits
 
 
-def new_pool(shape: KVShape, num_blocks: int) -> DevicePool:
-    return DevicePool(shape, num_blocks, "cpu", LeafFirstLRU(), lambda _k, _p: None, lambda _k: None, Clock())
+def new_pool(shape: KVShape, num_blocks: int, layout: Layout = "layer-first") -> DevicePool:
+    policy = LeafFirstLRU()
+    return DevicePool(shape, num_blocks, "cpu", policy, lambda _k, _p: None, lambda _k: None, Clock(), layout)
 
 
 class Bench:
     """A model over a pool, and prefixes computed into it."""
 
-    def __init__(self, model: PreTrainedModel, num_blocks: int = 64, gather_tokens: int = 512) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_blocks: int = 64,
+        gather_tokens: int = 512,
+        layout: Layout = "layer-first",
+    ) -> None:
         config: Any = model.config
         heads, dim = config.num_key_value_heads, getattr(config, "head_dim", None) or 16
         shape = KVShape(config.num_hidden_layers, heads, dim, BLOCK_TOKENS, model.dtype)
-        policy = LeafFirstLRU()
-        self.pool = DevicePool(
-            shape, num_blocks, "cpu", policy, lambda _k, _p: None, lambda _k: None, Clock()
-        )
+        self.pool = new_pool(shape, num_blocks, layout)
         self.runner = ModelRunner(model, self.pool, SdpaAttention(gather_tokens))
 
     def blocks(self, num: int = 12) -> list[int]:
@@ -141,10 +146,13 @@ def test_each_supported_family_gives_the_logits_of_transformers(family: str) -> 
         torch.testing.assert_close(logits, expected[end - 1], atol=ROUNDING, rtol=ROUNDING)
 
 
-@pytest.mark.parametrize("family", WINDOWED)
-def test_each_windowed_family_gives_the_logits_of_transformers(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*((family, "layer-first") for family in WINDOWED), ("gemma2", "block-first"), ("olmo3", "block-first")],
+)
+def test_each_windowed_family_gives_the_logits_of_transformers(family: str, layout: Layout) -> None:
     model = tiny_model(family, window=WINDOW)
-    bench, expected = Bench(model), plain_logits(family, tuple(PROMPT), window=WINDOW)
+    bench, expected = Bench(model, layout=layout), plain_logits(family, tuple(PROMPT), window=WINDOW)
     assert WINDOW in {kind.window for kind in attention_kinds(family, model, bench.pool.shape)}
     blocks = bench.blocks()
     for end, start in ((13, 0), (40, 13), (41, 40)):
@@ -178,8 +186,11 @@ def test_greedy_ids_equal_those_of_plain_generate(family: str, chunk: int) -> No
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gather_tokens", [0, 12, 512])
-def test_sequences_of_one_batch_do_not_see_each_other(family: str, gather_tokens: int) -> None:
-    bench = Bench(tiny_model(family), gather_tokens=gather_tokens)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sequences_of_one_batch_do_not_see_each_other(
+    family: str, gather_tokens: int, layout: Layout
+) -> None:
+    bench = Bench(tiny_model(family), gather_tokens=gather_tokens, layout=layout)
     prompts = [PROMPT[:9], OTHER_PROMPT[:30], PROMPT[5:17], OTHER_PROMPT[3:5], PROMPT[2:]]
     starts = [8, 29, 4, 0, 38]
     tables = [bench.blocks() for _ in prompts]
@@ -208,8 +219,9 @@ def test_logits_come_for_as_many_of_the_last_tokens_as_are_wanted_in_order() -> 
 
 
 @pytest.mark.parametrize("gather_tokens", [0, 512])
-def test_blocks_may_lie_anywhere(gather_tokens: int) -> None:
-    bench = Bench(tiny_model("llama"), gather_tokens=gather_tokens)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_may_lie_anywhere(gather_tokens: int, layout: Layout) -> None:
+    bench = Bench(tiny_model("llama"), gather_tokens=gather_tokens, layout=layout)
     scattered, reverse = bench.blocks(24)[::2], bench.blocks()[::-1]
     expected = plain_logits("llama", tuple(PROMPT))[-1].expand(2, -1)
     for table in (scattered, reverse):
@@ -233,8 +245,9 @@ def test_a_shared_prefix_is_computed_once() -> None:
 
 
 @pytest.mark.parametrize("gather_tokens", [0, 512])
-def test_nothing_but_a_sequences_own_tokens_is_read(gather_tokens: int) -> None:
-    bench = Bench(tiny_model("llama"), gather_tokens=gather_tokens)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_but_a_sequences_own_tokens_is_read(gather_tokens: int, layout: Layout) -> None:
+    bench = Bench(tiny_model("llama"), gather_tokens=gather_tokens, layout=layout)
     bench.pool.keys_and_values.fill_(torch.nan)
     bench.blocks(3)
     prompts, tables = (PROMPT[:6], OTHER_PROMPT[:33]), (bench.blocks(), bench.blocks())
@@ -256,9 +269,9 @@ def test_published_blocks_are_not_written() -> None:
     assert torch.equal(bench.pool.keys_and_values, before)
 
 
-def moved(bench: Bench, blocks: Sequence[int]) -> tuple[Bench, list[int]]:
+def moved(bench: Bench, blocks: Sequence[int], layout: Layout = "layer-first") -> tuple[Bench, list[int]]:
     """Copy blocks, as their bytes at rest, into another pool."""
-    other = Bench(tiny_model("llama"))
+    other = Bench(tiny_model("llama"), layout=layout)
     targets = other.blocks(len(blocks))
     for source, target in zip(blocks, targets, strict=True):
         data = bytearray(bench.pool.shape.block_bytes)
@@ -268,12 +281,13 @@ def moved(bench: Bench, blocks: Sequence[int]) -> tuple[Bench, list[int]]:
 
 
 @pytest.mark.parametrize("gather_tokens", [0, 512])
-def test_reloaded_blocks_give_the_very_same_logits(gather_tokens: int) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_reloaded_blocks_give_the_very_same_logits(gather_tokens: int, layout: Layout) -> None:
     bench = Bench(tiny_model("llama"), gather_tokens=gather_tokens)
     blocks = bench.blocks(11)
     bench.prefill(PROMPT[:40], blocks)
     expected = bench.prefill(PROMPT, blocks, start=40)
-    other, targets = moved(bench, blocks)
+    other, targets = moved(bench, blocks, layout)
     assert torch.equal(other.prefill(PROMPT, targets, start=40), expected)
 
 

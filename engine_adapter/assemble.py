@@ -117,7 +117,8 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         model.model, pool, attention, model.adapters, model.key_scales, _graph_setup(config, model)
     )
     if costs.compute() is None:
-        measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
+        is_compiled = model.device.type == "cuda"
+        measure_steps(runner, pool, costs, clock, config.max_batched_tokens, is_compiled=is_compiled)
     measure_copy(pool, opened.arena, costs, clock)
     named = NamedPolicy(config.reload_policy, policy)
     engine = Engine(model, tokenizer, pool, runner, store, named, costs, engine_config, clock)

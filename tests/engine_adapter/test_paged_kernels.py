@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -141,6 +141,31 @@ def test_flashinfer_decodes_by_its_decode_wrapper(
     (wrapper,) = wrappers
     assert isinstance(wrapper, fake_kernels.BatchDecodeWithPagedKVCacheWrapper)
     assert wrapper.use_tensor_cores == use_tensor_cores
+
+
+def test_flex_is_compiled_for_kinds_of_steps_and_not_for_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
+    num_compiled = 0
+
+    def compiler(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        nonlocal num_compiled
+        num_compiled += 1
+        return graph.forward
+
+    attention = FlexAttention()
+    monkeypatch.setattr(attention, "_kernel", lambda _device: attention._run_compiled)
+    compiled = torch.compile(flex_attention.flex_attention, backend=compiler)
+    monkeypatch.setattr(attention, "_compiled", lambda: compiled)
+    keys, values = torch.randn(2, 40 * SIZE, KV_HEADS, DIM)
+    for num_queries in (30, 17, 40, 21, 64, 33):
+        spans = [Span(0, 5, 5 + num_queries, tuple(range(20))), Span(num_queries, 8, 9, (30, 31, 32))]
+        query = torch.randn(1, HEADS, num_queries + 1, DIM)
+        for window in (None, 6):
+            with torch.inference_mode():
+                out = attention.plan(spans, SIZE, query.dtype, CPU)(query, keys, values, 0.3, window, None)
+            clean = SdpaAttention().plan(spans, SIZE, query.dtype, CPU)
+            torch.testing.assert_close(out, clean(query, keys, values, 0.3, window, None))
+    assert 0 < num_compiled <= 4
 
 
 def test_a_gpu_tries_flashinfer_first_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,16 @@ class DevicePool:
         """Blocks that hold nothing."""
         return self._num_free
 
+    def set_aside(self) -> int:
+        """Take the last block out of the pool, for good, and return it; only while it is free."""
+        if not self._is_free[-1]:
+            raise InvariantError(f"block {self.num_blocks - 1} is in use and cannot be set aside")
+        self.num_blocks -= 1
+        self._num_free -= 1
+        self._is_free.pop()
+        self._references.pop()
+        return self.num_blocks
+
     def acquire(self, key: bytes) -> int | None:
         """Return the published block of ``key``, with one more reference, or ``None``."""
         block = self._block_of.get(key)

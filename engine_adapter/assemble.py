@@ -18,6 +18,7 @@ from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.decode_graphs import GraphSetup, graph_setup
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.kv_forms import layout_for
 from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
@@ -113,9 +114,12 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         clock,
         layout_for(attention.layout, model.kv_shape),
     )
-    runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales)
+    runner = ModelRunner(
+        model.model, pool, attention, model.adapters, model.key_scales, _graph_setup(config, model)
+    )
     if costs.compute() is None:
-        measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
+        is_compiled = model.device.type == "cuda"
+        measure_steps(runner, pool, costs, clock, config.max_batched_tokens, is_compiled=is_compiled)
     measure_copy(pool, opened.arena, costs, clock)
     named = NamedPolicy(config.reload_policy, policy)
     engine = Engine(model, tokenizer, pool, runner, store, named, costs, engine_config, clock)
@@ -149,6 +153,12 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         mode=Mode(config.mode),
         verify_share=config.verify_share,
     )
+
+
+def _graph_setup(config: ServingConfig, model: LoadedModel) -> GraphSetup | None:
+    if not config.decode_graphs:
+        return None
+    return graph_setup(model.device, config.max_sequences, model.context_tokens)
 
 
 def _cost_file(config: ServingConfig, model: LoadedModel) -> CostFile:

@@ -34,37 +34,55 @@ _STEPS = ((16, 0), (128, 0), (1, 1024), (128, 1024), (512, 0), (512, 1024))
 
 
 def measure_steps(
-    runner: ModelRunner, pool: DevicePool, costs: CostBook, clock: Clock, most_tokens: int
+    runner: ModelRunner,
+    pool: DevicePool,
+    costs: CostBook,
+    clock: Clock,
+    most_tokens: int,
+    *,
+    is_compiled: bool = False,
 ) -> None:
     """Time steps of several kinds on blocks of ``pool``, each twice; ends soon after two seconds.
 
     The first of each kind only warms up: memory is allocated and kernels are chosen in it. The very
     first may take longer than all others, since weights are read from the disk in it, and is not counted.
     The last for which there is time counts either way: one kind of step alone tells no cost of a token.
+    ``is_compiled`` says that kernels may be compiled by the first step of a kind: then all are warmed up
+    before time is taken, however long that lasts.
     """
-    if blocks := pool.allocate(1):
-        runner.forward([Chunk([0], 0, blocks, num_logits=1)])
-        pool.release(blocks)
+    _compute(runner, pool, 1, 0, most_tokens)
+    for num_tokens, start in _STEPS if is_compiled else ():
+        _compute(runner, pool, num_tokens, start, most_tokens)
     ends_s = clock.monotonic_s() + _STEPS_BUDGET_S
+    for num_tokens, start in _STEPS:
+        for is_warm in (False, True):
+            began_s = clock.monotonic_s()
+            work = _compute(runner, pool, num_tokens, start, most_tokens)
+            if work is None:
+                return
+            took_s = clock.monotonic_s() - began_s
+            is_last = clock.monotonic_s() + took_s > ends_s
+            if is_warm or is_last:
+                costs.note_step(work, took_s, clock.monotonic_s())
+            if is_last:
+                return
+
+
+def _compute(
+    runner: ModelRunner, pool: DevicePool, wished_tokens: int, wished_start: int, most_tokens: int
+) -> Work | None:
+    """Make a step of what is wished for, or less where the pool has not so much; ``None``: it has nothing."""
     step = pool.shape.block_tokens
-    for wished_tokens, wished_start in _STEPS:
-        start = min(wished_start, max(0, pool.num_available * step - wished_tokens))
-        num_tokens = min(wished_tokens, most_tokens, pool.num_available * step - start)
-        blocks = pool.allocate(-(-(start + num_tokens) // step))
-        if blocks is None:
-            return
-        try:
-            for is_warm in (False, True):
-                began_s = clock.monotonic_s()
-                runner.forward([Chunk([0] * num_tokens, start, blocks, num_logits=1)])
-                took_s = clock.monotonic_s() - began_s
-                is_last = clock.monotonic_s() + took_s > ends_s
-                if is_warm or is_last:
-                    costs.note_step(Work.prefill(start, start + num_tokens), took_s, clock.monotonic_s())
-                if is_last:
-                    return
-        finally:
-            pool.release(blocks)
+    start = min(wished_start, max(0, pool.num_available * step - wished_tokens))
+    num_tokens = min(wished_tokens, most_tokens, pool.num_available * step - start)
+    blocks = pool.allocate(-(-(start + num_tokens) // step))
+    if not blocks:
+        return None
+    try:
+        runner.forward([Chunk([0] * num_tokens, start, blocks, num_logits=1)])
+    finally:
+        pool.release(blocks)
+    return Work.prefill(start, start + num_tokens)
 
 
 def measure_copy(pool: DevicePool, arena: Arena, costs: CostBook, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -99,6 +99,26 @@ class AttentionBackend(Protocol):
         self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> Attend:
         """Prepare one step, whose queries are of ``dtype``: what layers share is made once."""
+        ...
+
+
+class DecodePlan(Attend, Protocol):
+    """Attention of steps that decode as many sequences each, over memory that stays where it is.
+
+    Calls launch work on the device alone, so that they can be recorded once and replayed for every step.
+    """
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Prepare the next step, of one query for each of ``spans``."""
+        ...
+
+
+@runtime_checkable
+class PlansDecodes(Protocol):
+    """An attention backend whose decode steps can be recorded."""
+
+    def decode_plan(self, batch: int, most_pages: int, block_tokens: int, device: torch.device) -> DecodePlan:
+        """Prepare for steps of ``batch`` sequences that have at most ``most_pages`` each."""
         ...
 
 

@@ -109,6 +109,7 @@ class Loop:
         for sequence in self._scheduler.running:
             sequence.cache = CacheUse.OFF
             sequence.ownership.close()
+        self._runner.model_changed()
         self._prefix.change_namespace(self._model.model_changed())
 
     def check(self) -> None:

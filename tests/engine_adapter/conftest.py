@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backends.copies import Copies
+from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.decode_graphs import GraphSetup
 from engine_adapter.engine.engine import Engine
 from engine_adapter.engine.kv_forms import layout_for
 from engine_adapter.engine.models import LoadedModel, load_model
@@ -112,6 +114,8 @@ def make_rig(
         policy: ReloadPolicy | None = None,
         make_costs: Callable[[int, str | None], CostBook] = CostBook,
         host_blocks: int = 256,
+        attention: AttentionBackend | None = None,
+        graphs: GraphSetup | None = None,
         copies: Copies | None = None,
         **limits: Any,
     ) -> Rig:
@@ -129,7 +133,8 @@ def make_rig(
         pool = pool_kind.pool(
             model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock, layout, copies
         )
-        runner = ModelRunner(model.model, pool, SdpaAttention(), model.adapters, model.key_scales)
+        attention = attention or SdpaAttention()
+        runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales, graphs)
         config = EngineConfig(**limits)
         named = NamedPolicy("under test", policy or AlwaysLoad())
         engine = Engine(model, tiny_tokenizer, pool, runner, store, named, costs, config, clock)

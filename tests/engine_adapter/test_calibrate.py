@@ -96,6 +96,31 @@ def test_a_first_step_that_takes_a_minute_leaves_time_to_measure_others(
     assert cost.prefill_s(0, 16, 512) == pytest.approx(16 * token_s, rel=0.05)
 
 
+class Compiles(SlowAtFirst):
+    """A runner whose kernels are compiled by the first step of each size."""
+
+    def __init__(self, token_s: float) -> None:
+        super().__init__(token_s)
+        self._sizes: set[int] = set()
+
+    def forward(self, chunks: Sequence[Chunk]) -> None:
+        num_tokens = len(chunks[0].tokens)
+        self._is_warm = num_tokens in self._sizes
+        self._sizes.add(num_tokens)
+        super().forward(chunks)
+
+
+def test_no_step_that_waits_for_a_compiler_is_taken_for_what_steps_cost(make_rig: MakeRig) -> None:
+    compiles = Compiles(0.001)
+    runner: Any = compiles
+    rig, costs = make_rig(num_blocks=256), CostBook(BLOCK_TOKENS * 1024)
+    clock = Clock(monotonic_s=lambda: compiles.now_s)
+    measure_steps(runner, rig.pool, costs, clock, most_tokens=512, is_compiled=True)
+    cost = costs.compute()
+    assert cost is not None
+    assert cost.prefill_s(0, 512, 512) == pytest.approx(0.512, rel=0.05)
+
+
 def test_a_copy_is_measured_and_its_memory_given_back(tiny_model: LoadedModel, arena: Arena) -> None:
     pool, costs = pool_of(tiny_model, 4), CostBook(tiny_model.kv_shape.block_bytes, "host")
 

@@ -1,0 +1,135 @@
+"""Every attention backend there is for the device: whether it agrees with plain arithmetic, and its time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from backends.kv_shape import KVShape
+from benchmarks.on_gpu.findings import Budget, Findings
+from benchmarks.on_gpu.served import Bench
+from benchmarks.on_gpu.sizes import BLOCK_TOKENS
+from benchmarks.on_gpu.timing import seconds
+from engine_adapter.engine.attention import AttentionBackend, AttentionKind, Span
+from engine_adapter.engine.attention_choice import candidates, first_that_agrees
+from kvstore.errors import ConfigError, one_line
+
+_SOFTCAP = 50.0
+_DTYPE = torch.bfloat16
+
+_Sizes = list[tuple[int, int]]
+"""Of each sequence: the tokens that are in the pool already, and those that are computed."""
+
+
+def attention_backends(bench: Bench, budget: Budget) -> Findings:
+    """Try all backends with all kinds of attention of the served model's shape, and time those that agree."""
+    findings, shape = Findings(), bench.size.served
+    kv_shape = KVShape(1, shape.kv_heads, shape.head_dim, BLOCK_TOKENS, _DTYPE)
+    reasons: dict[str, dict[str, str]] = {}
+    times_s: dict[str, dict[str, Any]] = {}
+    for kind_name, kind in _kinds(bench).items():
+        for backend in candidates(bench.device):
+            what = f"attention {kind_name} by {backend.name}"
+            if budget.is_spent:
+                findings.tell(what, "not tried: no time was left")
+                continue
+            if reason := _reason_against(backend, shape.heads, kv_shape, bench.device, kind):
+                reasons.setdefault(kind_name, {})[backend.name] = reason
+                findings.tell(what, reason)
+                continue
+            for work, sizes in _works(bench).items():
+                found_s = _time(bench, backend, kind, sizes)
+                if isinstance(found_s, str):
+                    findings.tell(f"{what}, {work}", found_s)
+                    continue
+                layer_s, plan_s = found_s
+                times_s.setdefault(kind_name, {}).setdefault(backend.name, {})[work] = layer_s
+                findings.tell(
+                    f"{what}, {work}", f"{layer_s * 1e3:.3f} ms a layer, plan {plan_s * 1e3:.2f} ms"
+                )
+        findings.require(f"attention {kind_name} works", kind_name in times_s, _names(times_s, kind_name))
+    findings.figures = {"layer_s": times_s, "does_not_work": reasons}
+    return findings
+
+
+def _kinds(bench: Bench) -> dict[str, AttentionKind]:
+    window = bench.size.attention_context // 2
+    return {
+        "plain": AttentionKind(),
+        "window": AttentionKind(window=window),
+        "softcap": AttentionKind(softcap=_SOFTCAP),
+        "window and softcap": AttentionKind(window, _SOFTCAP),
+    }
+
+
+def _reason_against(
+    backend: AttentionBackend, num_heads: int, shape: KVShape, device: torch.device, kind: AttentionKind
+) -> str:
+    """Return why ``backend`` cannot be used for ``kind``, empty if it can."""
+    try:
+        first_that_agrees([backend], num_heads, shape, _DTYPE, device, [kind])
+    except ConfigError as error:
+        return error.reason.partition(": ")[2]
+    return ""
+
+
+def _works(bench: Bench) -> dict[str, _Sizes]:
+    size = bench.size
+    works: dict[str, _Sizes] = {
+        f"decode {num}": [(size.attention_context, 1)] * num for num in size.decode_sequences
+    }
+    return {**works, f"prefill {size.prefill_tokens}": [(0, size.prefill_tokens)]}
+
+
+def _time(
+    bench: Bench, backend: AttentionBackend, kind: AttentionKind, sizes: _Sizes
+) -> tuple[float, float] | str:
+    """Return the seconds of one layer and of the plan that all layers share, or why there are none."""
+    try:
+        return _layer_s(bench, backend, kind, sizes)
+    except Exception as error:  # noqa: BLE001 - a kernel may refuse a size as it refuses anything else
+        return f"fails: {one_line(error)}"
+
+
+@torch.inference_mode()
+def _layer_s(
+    bench: Bench, backend: AttentionBackend, kind: AttentionKind, sizes: _Sizes
+) -> tuple[float, float]:
+    """Time one layer over random keys and values, and its plan."""
+    shape, device = bench.size.served, bench.device
+    spans, num_pages = _spans(sizes)
+    rows = sum(num for _, num in sizes)
+    slots = num_pages * BLOCK_TOKENS, shape.kv_heads, shape.head_dim
+    keys, values = (torch.randn(slots, dtype=_DTYPE, device=device) for _ in range(2))
+    query = torch.randn(1, shape.heads, rows, shape.head_dim, dtype=_DTYPE, device=device)
+    scaling = shape.head_dim**-0.5
+
+    def plan() -> Any:
+        return backend.plan(spans, BLOCK_TOKENS, _DTYPE, device)
+
+    attend = plan()
+
+    def layer() -> None:
+        attend(query, keys, values, scaling, kind.window, kind.softcap)
+
+    seconds(bench, layer, repeats=2)
+    repeats = bench.size.attention_repeats
+    return seconds(bench, layer, repeats), seconds(bench, plan, repeats)
+
+
+def _spans(sizes: _Sizes) -> tuple[list[Span], int]:
+    """Return spans over scattered pages, and how many pages there are."""
+    nums = [-(-(start + num) // BLOCK_TOKENS) for start, num in sizes]
+    pages = list(range(sum(nums)))
+    random.Random(7).shuffle(pages)  # noqa: S311 - the same in every run
+    spans, begin, at = [], 0, 0
+    for (start, num), num_pages in zip(sizes, nums, strict=True):
+        spans.append(Span(begin, start, start + num, tuple(pages[at : at + num_pages])))
+        begin, at = begin + num, at + num_pages
+    return spans, len(pages)
+
+
+def _names(times_s: dict[str, dict[str, Any]], kind_name: str) -> str:
+    return ", ".join(times_s.get(kind_name, ())) or "by none"

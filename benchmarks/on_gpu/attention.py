@@ -22,6 +22,9 @@ _DTYPE = torch.bfloat16
 _Sizes = list[tuple[int, int]]
 """Of each sequence: the tokens that are in the pool already, and those that are computed."""
 
+_Times = tuple[float, float] | str
+"""Seconds of one layer, and of the plan that all layers of a step share; or why there are none."""
+
 
 def attention_backends(bench: Bench, budget: Budget) -> Findings:
     """Try all backends with all kinds of attention of the served model's shape, and time those that agree."""
@@ -34,23 +37,16 @@ def attention_backends(bench: Bench, budget: Budget) -> Findings:
             what = f"attention {kind_name} by {backend.name}"
             if budget.is_spent:
                 findings.tell(what, "not tried: no time was left")
-                continue
-            if reason := _reason_against(backend, shape.heads, kv_shape, bench.device, kind):
+            elif reason := _reason_against(backend, shape.heads, kv_shape, bench.device, kind):
                 reasons.setdefault(kind_name, {})[backend.name] = reason
                 findings.tell(what, reason)
-                continue
-            for work, sizes in _works(bench).items():
-                found_s = _time(bench, backend, kind, sizes)
-                if isinstance(found_s, str):
-                    findings.tell(f"{what}, {work}", found_s)
-                    continue
-                layer_s, plan_s = found_s
-                times_s.setdefault(kind_name, {}).setdefault(backend.name, {})[work] = layer_s
-                findings.tell(
-                    f"{what}, {work}", f"{layer_s * 1e3:.3f} ms a layer, plan {plan_s * 1e3:.2f} ms"
-                )
+            else:
+                found = _times(bench, budget, backend, kind)
+                times_s.setdefault(kind_name, {})[backend.name] = found
+                for work, took in found.items():
+                    findings.tell(f"{what}, {work}", _told(took))
         findings.require(f"attention {kind_name} works", kind_name in times_s, _names(times_s, kind_name))
-    findings.figures = {"layer_s": times_s, "does_not_work": reasons}
+    findings.figures = {"layer_and_plan_s": times_s, "does_not_work": reasons}
     return findings
 
 
@@ -83,14 +79,24 @@ def _works(bench: Bench) -> dict[str, _Sizes]:
     return {**works, f"prefill {size.prefill_tokens}": [(0, size.prefill_tokens)]}
 
 
-def _time(
-    bench: Bench, backend: AttentionBackend, kind: AttentionKind, sizes: _Sizes
-) -> tuple[float, float] | str:
-    """Return the seconds of one layer and of the plan that all layers share, or why there are none."""
-    try:
-        return _layer_s(bench, backend, kind, sizes)
-    except Exception as error:  # noqa: BLE001 - a kernel may refuse a size as it refuses anything else
-        return f"fails: {one_line(error)}"
+def _times(bench: Bench, budget: Budget, backend: AttentionBackend, kind: AttentionKind) -> dict[str, _Times]:
+    """Time every work for which there is time."""
+    found: dict[str, _Times] = {}
+    for work, sizes in _works(bench).items():
+        if budget.is_spent:
+            continue
+        try:
+            found[work] = _layer_s(bench, backend, kind, sizes)
+        except Exception as error:  # noqa: BLE001 - a kernel may refuse a size as it refuses anything else
+            found[work] = f"fails: {one_line(error)}"
+    return found
+
+
+def _told(took: _Times) -> str:
+    if isinstance(took, str):
+        return took
+    layer_s, plan_s = took
+    return f"{layer_s * 1e3:.3f} ms a layer, {plan_s * 1e3:.3f} ms to plan a step"
 
 
 @torch.inference_mode()

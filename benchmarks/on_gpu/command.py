@@ -27,6 +27,7 @@ def main(description: str, arguments: Sequence[str] | None = None) -> None:
     began_s = time.monotonic()
     chosen = _parsed(description, arguments)
     minutes = chosen.minutes or (_SMOKE_MINUTES if chosen.smoke else _MINUTES)
+    torch.set_float32_matmul_precision("highest")  # some images say otherwise, and fp32 would not be fp32
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         bench = Bench(_size(chosen), torch.device(chosen.device), Path(folder))
         outcomes = run_parts(bench, _parts(chosen), began_s + 60 * minutes, _tell)

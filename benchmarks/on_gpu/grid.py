@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from api.bench.reload_plan import Cell, Known, rounds_of, runs_of
+from api.bench.reload_plan import Cell, Known, arms_of, rate_of, rounds_of, runs_of
 from api.bench.reload_runs import Runner, running
 from api.bench.reload_statistics import BEST, CellSamples, Sample, ratio
 from benchmarks.on_gpu.findings import Budget, Findings
@@ -38,6 +39,10 @@ def reload_grid(bench: Bench, budget: Budget) -> Findings:
     ):
         known = _known(runner, bench.size.grid_tokens)
         cells = [_cell(bench.size.grid_tokens, rate) for rate in bench.size.grid_rates]
+        too_fast = [cell for cell in cells if cell.rate and cell.rate > known.unthrottled[cell.prompt_tokens]]
+        for cell in too_fast:
+            findings.tell(_name(cell), "not measured: the disk itself is slower")
+        cells = [cell for cell in cells if cell not in too_fast]
         rounds = rounds_of(cells, known, budget.left_s * _SHARE_OF_TIME, most_rounds=_MOST_ROUNDS)
         for cell, num_rounds in rounds.items():
             if budget.is_spent:
@@ -64,15 +69,12 @@ def _known(runner: Runner, num_tokens: int) -> Known:
 def _measured(runner: Runner, cell: Cell, known: Known, num_rounds: int) -> dict[str, list[Sample]]:
     """Return the runs of each policy, and those of the best fixed split."""
     dice = random.Random(2026)  # noqa: S311 - the same order in every run
-    samples = CellSamples(cell, 0.0, 0.0, frozenset())
+    break_even = runner.prompt_bytes(cell.prompt_tokens) / known.compute_s[cell.prompt_tokens]
+    fixed = frozenset(arm.name for arm in arms_of(cell, known) if arm.computed_share is not None)
+    samples = CellSamples(cell, rate_of(cell, known), break_even, fixed)
     runner.warm_up(cell, known)
-    fixed: set[str] = set()
     for number, arm in runs_of(cell, known, num_rounds, dice):
-        sample = runner.measure(cell, arm, known).sample
-        samples.add(arm.name, Sample(number, sample.ttft_s, sample.tok_s))
-        if arm.computed_share is not None:
-            fixed.add(arm.name)
-    samples.fixed = frozenset(fixed)
+        samples.add(arm.name, replace(runner.measure(cell, arm, known).sample, round=number))
     return samples.runs()
 
 

@@ -32,6 +32,7 @@ def serving_config(settings: Settings) -> ServingConfig:
         max_batched_tokens=settings.max_batched_tokens,
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
+        decode_graphs=settings.decode_graphs == "auto",
         loras=settings.lora,
     )
 

@@ -129,6 +129,9 @@ class Settings(BaseModel):
         "Scheduling", 512, "Most tokens computed in one step; long prompts are computed in chunks of it."
     )
     max_sequences: Count = _field("Scheduling", 8, "Most requests that compute at the same time.")
+    decode_graphs: Literal["auto", "off"] = _field(
+        "Scheduling", "auto", "Whether a GPU replays steps that only decode as CUDA graphs, where it can."
+    )
     max_waiting: Count = _field(
         "Scheduling", 256, "Most requests that wait for their turn; further ones are answered with 429."
     )

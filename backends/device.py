@@ -20,7 +20,9 @@ from itertools import islice
 
 import torch
 
-from backends.kv_shape import KVShape
+from backends.block_memory import BlockMemory
+from backends.copies import Copies, Copy, copies_for
+from backends.kv_shape import KVShape, Layout
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from kvstore.seams import EvictionPolicy
@@ -33,9 +35,7 @@ _GROWTH_BLOCKS = 16
 class DevicePool:
     """Blocks of keys and values on one device, shared by key, evicted by a policy.
 
-    ``keys_and_values`` is ``[num_layers, 2, num_blocks * block_tokens, num_kv_heads, head_dim]``:
-    layer first, so that consecutive blocks are a plain view. ``value_scales``, in forms that have them, is
-    ``[num_layers, 1, num_blocks * block_tokens, num_kv_heads, 1]``. ``on_added(key, parent)`` and
+    ``keys_and_values`` and ``value_scales`` lie as ``BlockMemory`` tells. ``on_added(key, parent)`` and
     ``on_removed(key)`` report what is published. Not thread-safe: the engine's thread alone uses it.
     """
 
@@ -48,12 +48,18 @@ class DevicePool:
         on_added: Callable[[bytes, bytes], None],
         on_removed: Callable[[bytes], None],
         clock: Clock,
+        layout: Layout = "layer-first",
+        copies: Copies | None = None,
     ) -> None:
+        """Without ``copies`` blocks are copied as ``copies_for`` has it for the device."""
         self.shape = shape
         self.num_blocks = num_blocks
-        self._planes = [plane.zeros(num_blocks, torch.device(device)) for plane in shape.planes]
-        self.keys_and_values, *scales = self._planes
-        self.value_scales = scales[0] if scales else None
+        device = torch.device(device)
+        self._memory = BlockMemory(shape, num_blocks, device, layout, copies or copies_for(device, clock))
+        self.keys_and_values = self._memory.keys_and_values
+        self.value_scales = self._memory.value_scales
+        self.pages_per_block = self._memory.pages_per_block
+        self.layers = self._memory.layers()
         self._policy = policy
         self._on_added = on_added
         self._on_removed = on_removed
@@ -82,6 +88,16 @@ class DevicePool:
     def num_free(self) -> int:
         """Blocks that hold nothing."""
         return self._num_free
+
+    def set_aside(self) -> int:
+        """Take the last block out of the pool, for good, and return it; only while it is free."""
+        if not self._is_free[-1]:
+            raise InvariantError(f"block {self.num_blocks - 1} is in use and cannot be set aside")
+        self.num_blocks -= 1
+        self._num_free -= 1
+        self._is_free.pop()
+        self._references.pop()
+        return self.num_blocks
 
     def acquire(self, key: bytes) -> int | None:
         """Return the published block of ``key``, with one more reference, or ``None``."""
@@ -154,24 +170,32 @@ class DevicePool:
                 raise InvariantError(f"block {block} is not private and must not be written")
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy all of block ``source`` into the private block ``target``."""
+        """Copy block ``source`` into the private block ``target``, in the order of what is computed."""
         self.require_private((target,))
-        for theirs, ours in zip(self._tokens(source), self._tokens(target), strict=True):
-            ours.copy_(theirs)
+        self._memory.copy(source, target)
 
-    def read_block(self, block: int, out: memoryview) -> None:
-        """Copy ``block`` into ``out`` (``block_bytes``, writable) as it lies at rest; blocks until done."""
-        for at_rest, ours in zip(self.shape.views(out), self._tokens(block), strict=True):
-            at_rest.copy_(ours)
+    def read_block(self, block: int, out: memoryview) -> Copy:
+        """Begin to copy ``block`` into ``out`` (``block_bytes``, writable) as it lies at rest.
 
-    def write_block(self, block: int, data: memoryview) -> None:
-        """Copy ``data`` (``block_bytes``, as it lies at rest, a writable buffer) into a private block.
+        Keep a reference to the block, and ``out``, until the copy is complete.
+        """
+        return self._memory.read(block, out)
 
-        Blocks until done; ``data`` is only read.
+    def write_block(self, block: int, data: memoryview) -> Copy:
+        """Begin to copy ``data``, as it lies at rest, into a private block.
+
+        ``data`` (``block_bytes``, a writable buffer) is only read; keep it until the copy is complete. The
+        block may be published, released and given to another sequence before that: see ``order_after_loads``.
         """
         self.require_private((block,))
-        for at_rest, ours in zip(self.shape.views(data), self._tokens(block), strict=True):
-            ours.copy_(at_rest)
+        return self._memory.write(block, data)
+
+    def order_after_loads(self, blocks: Iterable[int]) -> None:
+        """Let what is computed from now on begin after all copies into ``blocks``; never blocks.
+
+        Call it with all blocks that a step reads or writes, whoever they were loaded for.
+        """
+        self._memory.order_after_loads(blocks)
 
     def clear(self) -> None:
         """Evict every published block that may be evicted."""
@@ -254,7 +278,3 @@ class DevicePool:
             if key in self._holds and (parent := self._parent_of[key]):
                 expected[parent] += 1
         return expected
-
-    def _tokens(self, block: int) -> list[torch.Tensor]:
-        start = block * self.shape.block_tokens
-        return [plane[:, :, start : start + self.shape.block_tokens] for plane in self._planes]

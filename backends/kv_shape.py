@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from kvstore.namespace import AT_REST_LAYOUT
 from kvstore.slab import map_memory
+
+Layout = Literal["layer-first", "block-first"]
+"""How a pool lays its blocks out; at rest they are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,15 @@ class Plane:
         """Bytes of the plane in one block."""
         return math.prod(self.dimensions) * self.dtype.itemsize
 
-    def zeros(self, num_blocks: int, device: torch.device) -> torch.Tensor:
-        """Return the planes of ``num_blocks`` blocks side by side: ``num_blocks * block_tokens`` tokens."""
+    def zeros(self, num_blocks: int, device: torch.device, layout: Layout) -> torch.Tensor:
+        """Return the planes of ``num_blocks`` blocks: one after the other, or side by side in each layer.
+
+        Side by side, layer-first, they have ``num_blocks * block_tokens`` tokens.
+        """
         layers, kinds, tokens, heads, numbers = self.dimensions
-        dimensions = layers, kinds, num_blocks * tokens, heads, numbers
+        dimensions: tuple[int, ...] = layers, kinds, num_blocks * tokens, heads, numbers
+        if layout == "block-first":
+            dimensions = num_blocks, *self.dimensions
         if device.type != "cpu":
             return torch.zeros(dimensions, dtype=self.dtype, device=device)
         # torch's own memory comes in small pages, and each new prompt would pay for the first use of its own.

@@ -18,7 +18,9 @@ from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.attention_choice import choose_attention
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.decode_graphs import GraphSetup, graph_setup
 from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.kv_forms import layout_for
 from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
 from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.request import Mode
@@ -126,8 +128,11 @@ def assemble_around(
         store.device_added,
         store.device_removed,
         clock,
+        layout_for(attention.layout, model.kv_shape),
     )
-    runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales)
+    runner = ModelRunner(
+        model.model, pool, attention, model.adapters, model.key_scales, _graph_setup(config, model)
+    )
     if costs.compute() is None:
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens)
     measure_copy(pool, opened.arena, costs, clock)
@@ -163,6 +168,12 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         mode=Mode(config.mode),
         verify_share=config.verify_share,
     )
+
+
+def _graph_setup(config: ServingConfig, model: LoadedModel) -> GraphSetup | None:
+    if not config.decode_graphs:
+        return None
+    return graph_setup(model.device, config.max_sequences, model.context_tokens)
 
 
 def _cost_file(config: ServingConfig, model: LoadedModel) -> CostFile:

@@ -74,12 +74,11 @@ def measure_copy(pool: DevicePool, arena: Arena, costs: CostBook, clock: Clock) 
     """
     slot, blocks = arena.allocate(pool.shape.block_bytes), pool.allocate(1)
     if slot is not None and blocks is not None:
-        pool.write_block(blocks[0], slot.view)
+        pool.write_block(blocks[0], slot.view).wait()
         for _ in range(_NUM_COPIES):
-            began_s = clock.monotonic_s()
-            pool.write_block(blocks[0], slot.view)
-            now_s = clock.monotonic_s()
-            costs.note_copy(now_s - began_s, now_s)
+            copy = pool.write_block(blocks[0], slot.view)
+            copy.wait()
+            costs.note_copy(copy.took_s, clock.monotonic_s())
     if slot is not None:
         slot.free()
     pool.release(blocks or [])

@@ -39,7 +39,7 @@ class ServingConfig:
     ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end;
     ``weight_digests`` a file that remembers digests of weights between starts, ``cost_folder`` keeps
     what steps and loads were found to cost; ``mode`` is a ``Mode``; ``loras`` are folders of LoRA
-    adapters, by name.
+    adapters, by name; without ``decode_graphs`` each step is launched kernel by kernel.
     """
 
     model: Path
@@ -60,4 +60,5 @@ class ServingConfig:
     max_batched_tokens: int
     max_sequences: int
     max_waiting: int
+    decode_graphs: bool = True
     loras: Mapping[str, Path] = field(default_factory=dict)

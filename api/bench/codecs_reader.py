@@ -8,7 +8,7 @@ import torch
 
 from backends.device import DevicePool
 from engine_adapter.assemble import attention_for
-from engine_adapter.engine.kv_forms import pool_layers, read
+from engine_adapter.engine.kv_forms import layout_for, pool_layers, read
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from kvstore.clock import Clock
@@ -26,13 +26,14 @@ class Reader:
         self._passages = passages
         self._num_blocks = passages.shape[1] // shape.block_tokens
         blocks_each = self._num_blocks + -(-num_continued // shape.block_tokens)
+        attention = attention_for(model)
         self._pool = DevicePool(
             shape, blocks_each * len(passages), model.device, LeafFirstLRU(),
-            lambda _key, _parent: None, lambda _key: None, Clock(),
+            lambda _key, _parent: None, lambda _key: None, Clock(), layout_for(attention.layout, shape),
         )  # fmt: skip
         blocks = self._pool.allocate(self._pool.num_blocks) or []
         self._tables = [blocks[at : at + blocks_each] for at in range(0, len(blocks), blocks_each)]
-        self._runner = ModelRunner(model.model, self._pool, attention_for(model), key_scales=model.key_scales)
+        self._runner = ModelRunner(model.model, self._pool, attention, key_scales=model.key_scales)
         self._clamped = torch.zeros((), dtype=torch.int64, device=model.device)
         self._layers = pool_layers(self._pool, model.key_scales, self._clamped)
         self._slots = self._passage_slots().to(model.device)
@@ -73,10 +74,11 @@ class Reader:
         data = memoryview(bytearray(self.shape.block_bytes))
         for table in self._tables:
             for block in table[: self._num_blocks]:
-                self._pool.read_block(block, data)
+                self._pool.read_block(block, data).wait()
                 yield data
 
     def _passage_slots(self) -> torch.Tensor:
         blocks = torch.tensor([table[: self._num_blocks] for table in self._tables]).flatten()
         step = self.shape.block_tokens
-        return (blocks[:, None] * step + torch.arange(step)).flatten()
+        pages = blocks * self._pool.pages_per_block
+        return (pages[:, None] * step + torch.arange(step)).flatten()

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.kv_forms import Kept, PoolLayer
 
 ATTENTION_NAME = "prefixd_paged"
@@ -29,6 +30,9 @@ class Span:
         positions   0 ............ start ............ end
                     in the pool    | computed now      |
         rows        begin = first row of the step's batch that is this sequence's
+
+    ``blocks`` are pages: page ``p`` of a layer's keys, and of its values, are the slots from
+    ``p * block_tokens`` on. In a pool that is block-first they are not the numbers of blocks.
     """
 
     begin: int
@@ -86,10 +90,35 @@ class AttentionBackend(Protocol):
 
     name: str
 
+    @property
+    def layout(self) -> Layout:
+        """How the pool that it reads should lie; pages are read in either."""
+        ...
+
     def plan(
         self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> Attend:
         """Prepare one step, whose queries are of ``dtype``: what layers share is made once."""
+        ...
+
+
+class DecodePlan(Attend, Protocol):
+    """Attention of steps that decode as many sequences each, over memory that stays where it is.
+
+    Calls launch work on the device alone, so that they can be recorded once and replayed for every step.
+    """
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Prepare the next step, of one query for each of ``spans``."""
+        ...
+
+
+@runtime_checkable
+class PlansDecodes(Protocol):
+    """An attention backend whose decode steps can be recorded."""
+
+    def decode_plan(self, batch: int, most_pages: int, block_tokens: int, device: torch.device) -> DecodePlan:
+        """Prepare for steps of ``batch`` sequences that have at most ``most_pages`` each."""
         ...
 
 

@@ -2,18 +2,23 @@
 
 Kernels differ in what they take (dtype, head size, size of a block) and refuse late, or align a
 causal mask otherwise than asked. So none is trusted by its name: each is tried at start-up on
-small random data of the model's own shape, with each kind of attention that its layers use.
+small random data of the model's own shape, with each kind of attention that its layers use: in a step of
+all sorts, in one that only decodes, and in one that decodes as it would be recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 
 import torch
 
 from backends.kv_shape import KVShape
-from engine_adapter.engine.attention import AttentionBackend, AttentionKind, Span
+from engine_adapter.engine.attention import Attend, AttentionBackend, AttentionKind, PlansDecodes, Span
+from engine_adapter.engine.flashinfer import FlashInferAttention
+from engine_adapter.engine.flex import FlexAttention
 from engine_adapter.engine.kv_forms import Kept, layer_of, read
 from engine_adapter.engine.sdpa import CPU_GATHER_TOKENS, SdpaAttention
 from engine_adapter.engine.varlen import VarlenAttention
@@ -65,7 +70,8 @@ def first_that_agrees(
     sample = _Sample.random(num_heads, shape, dtype, device)
     tried = _tried(kinds, shape.block_tokens)
     for candidate in candidates:
-        reason = next((why for kind in tried if (why := _objection(candidate, sample, kind))), None)
+        objections = (_objection(*step, kind) for step in _steps(candidate, sample) for kind in tried)
+        reason = next(filter(None, objections), None)
         if reason is None:
             return Choice(candidate, rejected)
         rejected[candidate.name] = reason
@@ -77,7 +83,8 @@ def candidates(device: torch.device) -> list[AttentionBackend]:
     """Return all attention there is for ``device``, the fastest first; whether it works is another matter."""
     if device.type == "cpu":
         return [SdpaAttention(CPU_GATHER_TOKENS)]
-    return [VarlenAttention(), SdpaAttention(_GPU_GATHER_TOKENS)]
+    installed = [FlashInferAttention()] if find_spec("flashinfer") else []
+    return [*installed, VarlenAttention(), FlexAttention(), SdpaAttention(_GPU_GATHER_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,13 @@ class _Sample:
         layer = layer_of(shape, keys.to(device), values.to(device))
         return cls(query.to(device, dtype), layer.keys, layer.values, tuple(spans), size)
 
+    def decodes(self) -> _Sample:
+        """Return the part of it that decodes."""
+        chosen = [span for span in self.spans if span.is_decode]
+        query = torch.cat([self.query[:, :, span.rows] for span in chosen], 2)
+        spans = tuple(replace(span, begin=row) for row, span in enumerate(chosen))
+        return replace(self, query=query, spans=spans)
+
 
 def _tried(kinds: Iterable[AttentionKind], block_tokens: int) -> list[AttentionKind]:
     """Return ``kinds`` without repetition, each window also as short as it must be to matter here."""
@@ -117,11 +131,33 @@ def _tried(kinds: Iterable[AttentionKind], block_tokens: int) -> list[AttentionK
     return list(dict.fromkeys(tried))
 
 
-def _objection(candidate: AttentionBackend, sample: _Sample, kind: AttentionKind) -> str | None:
+_Step = tuple[_Sample, Callable[[], Attend]]
+
+
+def _steps(candidate: AttentionBackend, sample: _Sample) -> Iterator[_Step]:
+    """Yield what a candidate has to compute, and how it is prepared for it."""
+    decodes = sample.decodes()
+    for part in (sample, decodes):
+        device = part.query.device
+        yield part, partial(candidate.plan, part.spans, part.block_tokens, part.query.dtype, device)
+    if isinstance(candidate, PlansDecodes):
+        yield decodes, partial(_filled, candidate, decodes)
+
+
+def _filled(candidate: PlansDecodes, sample: _Sample) -> Attend:
+    """Return a plan for more keys than there are, filled first with others."""
+    most_pages = 1 + max(len(span.blocks) for span in sample.spans)
+    plan = candidate.decode_plan(len(sample.spans), most_pages, sample.block_tokens, sample.query.device)
+    plan.fill([Span(span.begin, 0, 1, span.blocks[:1]) for span in sample.spans])
+    plan.fill(sample.spans)
+    return plan
+
+
+def _objection(sample: _Sample, prepare: Callable[[], Attend], kind: AttentionKind) -> str | None:
     query, scaling = sample.query, _scaling(sample, kind)
     expected = _reference(sample, kind, scaling)
     try:
-        attend = candidate.plan(sample.spans, sample.block_tokens, query.dtype, query.device)
+        attend = prepare()
         with torch.inference_mode():
             out = attend(query, sample.keys, sample.values, scaling, kind.window, kind.softcap).cpu().float()
     except Exception as error:  # noqa: BLE001 - a kernel that is missing or refuses may raise anything

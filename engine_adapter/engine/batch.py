@@ -36,10 +36,12 @@ class Batch:
         self._ends = list(accumulate(work.num_logits for work in works))
         self._logits = torch.empty(0)
         self._last = torch.empty(0)
+        self._has_recorded = False
 
     def compute(self, runner: ModelRunner) -> list[Choice]:
         """Run the model, and choose the next token of each sequence that is complete, in order."""
         self._logits = runner.forward([_chunk(work) for work in self.works])
+        self._has_recorded = runner.has_recorded
         last = [end - 1 for end, work in zip(self._ends, self.works, strict=True) if work.chooses]
         self._last = self._logits if len(last) == len(self._logits) else self._logits[last]
         self._collect_prompts()
@@ -71,8 +73,8 @@ class Batch:
 
     @property
     def is_typical(self) -> bool:
-        """Whether the step takes as long as its cost says: logits of whole chunks take longer."""
-        return all(work.num_logits <= 1 for work in self.works)
+        """Whether it took as long as its cost says: logits of whole chunks take longer, so does recording."""
+        return not self._has_recorded and all(work.num_logits <= 1 for work in self.works)
 
 
 def _choose(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[Choice]:

@@ -153,7 +153,7 @@ class Engine:
 
     def flush(self, timeout_s: float = 60.0) -> bool:
         """Block until all that was computed is in the store and its lower tiers; says whether it is."""
-        self._worker.call(self._prefix.store_all)
+        self._worker.call(self._prefix.traffic.store_all)
         return self._prefix.store.flush(timeout_s)
 
     def recent_plans(self) -> list[Account]:

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 
 from backends.device import DevicePool
-from backends.kv_shape import KVShape
+from backends.kv_shape import KVShape, Layout
 from kvstore.errors import ConfigError, InvariantError, one_line
 
 FP8 = torch.float8_e4m3fn
@@ -140,19 +140,18 @@ def pool_layers(
     ``key_scales`` are ``[num_layers, num_kv_heads, head_dim]`` where the pool's form has them; clamped keys
     are counted in ``num_clamped``.
     """
-    kept = pool.keys_and_values
     if pool.value_scales is None:
-        return [PlainLayer(layer[0], layer[1]) for layer in kept]
+        return [PlainLayer(keys, values) for keys, values in pool.layers]
     if key_scales is None:
         raise InvariantError("a pool in 8 bits needs the scales of its keys")
-    by_layer = zip(kept, pool.value_scales, key_scales, strict=True)
+    by_layer = zip(pool.layers, pool.value_scales, key_scales, strict=True)
     return [
         ScaledLayer(
-            ScaledPlane(layer[0], channels[None], are_by_token=False),
-            ScaledPlane(layer[1], tokens[0], are_by_token=True),
+            ScaledPlane(keys, channels[None], are_by_token=False),
+            ScaledPlane(values, tokens[0], are_by_token=True),
             num_clamped,
         )
-        for layer, tokens, channels in by_layer
+        for (keys, values), tokens, channels in by_layer
     ]
 
 
@@ -173,6 +172,11 @@ def layer_of(shape: KVShape, keys: torch.Tensor, values: torch.Tensor) -> PoolLa
     )
     layer.write(torch.arange(len(keys), device=keys.device), keys, values)
     return layer
+
+
+def layout_for(wanted: Layout, shape: KVShape) -> Layout:
+    """Return the ``wanted`` layout of a pool, unless the form of ``shape`` has another one alone."""
+    return wanted if shape.scale_dtype is None else "layer-first"
 
 
 def scale_dtype_of(dtype: torch.dtype) -> torch.dtype | None:

@@ -24,6 +24,8 @@ from kvstore.errors import InvariantError
 
 _log = logging.getLogger(__name__)
 
+_COPY_POLL_S = 0.001
+
 
 class Loop:
     """The work of the engine's thread, which alone uses it.
@@ -74,8 +76,10 @@ class Loop:
         """End every sequence; what was computed is stored, unless a ``failure`` made it doubtful."""
         for sequence in list(self._open.values()):
             self._finish(sequence, "error" if failure else "cancelled", failure or None)
-        if not failure:
-            self._prefix.store_all()
+        if failure:
+            self._prefix.traffic.drop_all()
+        else:
+            self._prefix.traffic.store_all()
 
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
@@ -86,8 +90,8 @@ class Loop:
         works = self._scheduler.plan()
         if works:
             self._step(works)
-        has_stored = self._prefix.store_some(is_idle=not works)
-        return has_moved or has_stored or bool(works)
+        has_moved |= self._prefix.traffic.tend(is_idle=not works)
+        return has_moved or bool(works)
 
     def idle_s(self) -> float | None:
         """Return how long to wait for the first thing that is due; ``None``: nothing is."""
@@ -95,6 +99,8 @@ class Loop:
         due = [sequence.ownership.next_deadline_s for sequence in running]
         due.append(self._planner.next_review_s(running))
         due += [sequence.answer_due_s for sequence in running]
+        if self._prefix.traffic.is_under_way:
+            due.append(self._clock.monotonic_s() + _COPY_POLL_S)
         first_s = min((due_s for due_s in due if due_s is not None), default=None)
         return None if first_s is None else max(0.0, first_s - self._clock.monotonic_s())
 
@@ -103,11 +109,12 @@ class Loop:
         for sequence in self._scheduler.running:
             sequence.cache = CacheUse.OFF
             sequence.ownership.close()
+        self._runner.model_changed()
         self._prefix.change_namespace(self._model.model_changed())
 
     def check(self) -> None:
         """Raise ``InvariantError`` unless pool, scheduler and open sequences add up."""
-        self._prefix.store_all()
+        self._prefix.traffic.store_all()
         self._prefix.pool.check()
         self._scheduler.check()
         known = [*self._scheduler.waiting, *self._scheduler.running]

@@ -11,7 +11,8 @@ from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
 from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sequence import Sequence
-from engine_adapter.engine.storing import Storable, StoreQueue
+from engine_adapter.engine.storing import Storable
+from engine_adapter.engine.traffic import Traffic
 from kvstore.errors import StoreClosedError
 from kvstore.keys import chain_keys
 from kvstore.leases import Hit
@@ -38,7 +39,7 @@ class PrefixCache:
         self._lease_s = lease_s
         self._loads = loads
         self._step = pool.shape.block_tokens
-        self._storing = StoreQueue(pool, store)
+        self.traffic = Traffic(pool, store, loads.costs, loads.clock)
         namespaces.register(store)
 
     def change_namespace(self, namespace: Namespace) -> None:
@@ -63,7 +64,7 @@ class PrefixCache:
         shared = self._acquire(keys[:num_shareable] if sequence.cache.reads else [], ended)
         num_missing = self.blocks_for(len(sequence.tokens)) - len(shared)
         missing = None
-        if self.can_allocate(num_missing + num_spare):
+        if self.can_allocate(num_missing + num_spare, waits=False):
             missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
         if missing is None:
             self.pool.release(shared.values())
@@ -125,15 +126,14 @@ class PrefixCache:
         """Take over the loads that have arrived; says whether any load has reported."""
         num_loading = sequence.ownership.num_loading
         for index, loaded in sequence.ownership.arrivals(now_s):
+            is_missing = False
             try:
-                if not self._is_usable(sequence, index, loaded):
-                    sequence.ownership.refuse(index)
-                elif not self._share(sequence, index):
-                    self._write(sequence, index, loaded)
-                    if sequence.cache.writes and not self._holds_last_token(sequence, index):
-                        self._publish(sequence, index)
+                is_missing = self._is_missing(sequence, index, loaded)
             finally:
-                loaded.release()
+                if not is_missing:
+                    loaded.release()
+            if is_missing:
+                self._take_in(sequence, index, loaded)
         return sequence.ownership.num_loading != num_loading
 
     def advance(self, sequence: Sequence) -> None:
@@ -169,30 +169,22 @@ class PrefixCache:
         if not sequence.cache.writes:
             return
         num_full = sequence.num_computed // self._step
-        self._extend_keys(sequence, num_full)
+        sequence.extend_keys(num_full, self._step)
         for index in range(start // self._step, num_full):
             self._publish(sequence, index)
-            self._storing.add(
+            self.traffic.stores.add(
                 Storable(
                     sequence.namespace,
                     sequence.keys[index],
-                    _parent(sequence, index),
+                    sequence.parent_key(index),
                     index * self._step,
                     sequence.request.ttl_s,
                 )
             )
 
-    def store_some(self, *, is_idle: bool) -> bool:
-        """Store a few of the blocks that wait for it; says whether there were any."""
-        return self._storing.store_some(is_idle=is_idle)
-
-    def store_all(self) -> None:
-        """Store every block that waits for it."""
-        self._storing.store_all()
-
     def clear(self) -> None:
         """Drop every block of the pool that no sequence uses, once it is stored."""
-        self._storing.store_all()
+        self.traffic.store_all()
         self.pool.clear()
 
     def grow(self, sequence: Sequence) -> bool:
@@ -211,35 +203,39 @@ class PrefixCache:
         """Return the keys of the whole blocks that positions ``start`` to ``end`` touch."""
         return sequence.keys[start // self._step : self.blocks_for(end)]
 
-    def can_allocate(self, num: int) -> bool:
-        """Say whether the pool has ``num`` blocks, storing those that wait for it if that frees them."""
+    def can_allocate(self, num: int, *, waits: bool = True) -> bool:
+        """Say whether the pool has ``num`` blocks, storing those that wait for it if that frees them.
+
+        Unless it ``waits``, those whose copies take longer are not counted yet.
+        """
         if self.pool.num_available < num:
-            self._storing.store_all()
+            self.traffic.stores.make_available(num, waits=waits)
         return self.pool.num_available >= num
+
+    def _is_missing(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> bool:
+        """Say whether an arrived block is to be taken in: it may be unfit, or the pool has it by now."""
+        if not self._is_usable(sequence, index, loaded):
+            sequence.ownership.refuse(index)
+            return False
+        return not self._share(sequence, index)
 
     def _is_usable(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> bool:
         """Say whether a block is of our size, and was neither ended nor quarantined since it arrived."""
         is_of_our_size = len(loaded.data) == self.pool.shape.block_bytes
         return is_of_our_size and not self.store.ended(sequence.keys[index : index + 1])
 
-    def _write(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> None:
-        clock, began_s = self._loads.clock, self._loads.clock.monotonic_s()
-        self.pool.write_block(sequence.blocks[index], loaded.data)
-        now_s = clock.monotonic_s()
-        self._loads.costs.note_copy(now_s - began_s, now_s)
-        sequence.ownership.make_ready(index, loaded.tier)
+    def _take_in(self, sequence: Sequence, index: int, loaded: LoadedBlock) -> None:
+        tier = loaded.tier
+        self.traffic.loads.begin(sequence.blocks[index], loaded)
+        sequence.ownership.make_ready(index, tier)
+        if sequence.cache.writes and not self._holds_last_token(sequence, index):
+            self._publish(sequence, index)
 
     def _prefill_keys(self, sequence: Sequence) -> list[bytes]:
         if sequence.cache is CacheUse.OFF:
             return []
         sequence.namespace = self.namespace_of(sequence.request.salt, sequence.request.lora)
         return chain_keys(sequence.namespace.digest, sequence.tokens, self._step)
-
-    def _extend_keys(self, sequence: Sequence, num_full: int) -> None:
-        num_known = len(sequence.keys)
-        tokens = sequence.tokens[num_known * self._step : num_full * self._step]
-        parent = sequence.keys[-1] if num_known else b""
-        sequence.keys += chain_keys(sequence.namespace.digest, tokens, self._step, parent)
 
     def _acquire(self, keys: list[bytes], ended: Container[bytes]) -> dict[int, int]:
         found = ((index, self.pool.acquire(key)) for index, key in enumerate(keys) if key not in ended)
@@ -269,7 +265,7 @@ class PrefixCache:
     def _publish(self, sequence: Sequence, index: int) -> None:
         """Publish a full block; when another one has its key already, use that one."""
         key, own = sequence.keys[index], sequence.blocks[index]
-        if self.pool.publish(own, key, _parent(sequence, index)) or not sequence.cache.reads:
+        if self.pool.publish(own, key, sequence.parent_key(index)) or not sequence.cache.reads:
             return
         if (published := self._acquire_living(key)) is not None:
             sequence.blocks[index] = published
@@ -283,10 +279,6 @@ class PrefixCache:
 
     def _holds_last_token(self, sequence: Sequence, index: int) -> bool:
         return index == (sequence.num_prefill - 1) // self._step
-
-
-def _parent(sequence: Sequence, index: int) -> bytes:
-    return sequence.keys[index - 1] if index else b""
 
 
 def _last_of_head(shared: dict[int, int]) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
+from backends.kv_shape import Layout
 from engine_adapter.engine.attention import Attend, Span
 from engine_adapter.engine.kv_forms import Kept, read
 from engine_adapter.engine.softcap import capped_attention
@@ -28,6 +29,7 @@ class SdpaAttention:
     """
 
     name = "sdpa"
+    layout: Layout = "layer-first"
 
     def __init__(self, gather_tokens: int = CPU_GATHER_TOKENS) -> None:
         self._gather_tokens = gather_tokens

@@ -13,6 +13,7 @@ from engine_adapter.engine.plans import Planning
 from engine_adapter.engine.request import COMPUTED, CacheUse, Mode, OnEvent, Planned, Request, Usage
 from engine_adapter.engine.sampling import Sampler
 from kvstore.inquiry import Inquiry
+from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 
 
@@ -118,6 +119,16 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether all it had at admission is computed, so that it goes on token by token."""
         return self.num_computed >= self.num_prefill
+
+    def extend_keys(self, num_blocks: int, block_tokens: int) -> None:
+        """Let the first ``num_blocks`` blocks, whose tokens are there, have their keys."""
+        num_known = len(self.keys)
+        tokens = self.tokens[num_known * block_tokens : num_blocks * block_tokens]
+        self.keys += chain_keys(self.namespace.digest, tokens, block_tokens, self.parent_key(num_known))
+
+    def parent_key(self, index: int) -> bytes:
+        """Return the key of the block before block ``index``; empty: there is none."""
+        return self.keys[index - 1] if index else b""
 
     def move_to(self, position: int, source: str) -> None:
         """Note that keys and values up to ``position`` are there, thanks to ``source``."""

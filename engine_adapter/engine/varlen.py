@@ -9,8 +9,10 @@ from typing import cast
 
 import torch
 
-from engine_adapter.engine.attention import Attend, Span
-from engine_adapter.engine.kv_forms import Kept, ScaledPlane
+from backends.kv_shape import Layout
+from engine_adapter.engine.attention import Attend, DecodePlan, Span
+from engine_adapter.engine.kv_forms import Kept
+from engine_adapter.engine.pages import int32, key_ends, page_table, pages_of
 
 
 class VarlenAttention:
@@ -21,6 +23,7 @@ class VarlenAttention:
     """
 
     name = "varlen"
+    layout: Layout = "block-first"
 
     def plan(
         self,
@@ -30,15 +33,29 @@ class VarlenAttention:
         device: torch.device,
     ) -> Attend:
         num_queries = [span.end - span.start for span in spans]
-        widest = max(len(span.blocks) for span in spans)
-        table = [[*span.blocks, *[0] * (widest - len(span.blocks))] for span in spans]
         return _Step(
             block_tokens=block_tokens,
-            query_starts=_int32([0, *accumulate(num_queries)], device),
-            key_ends=_int32([span.end for span in spans], device),
-            block_table=torch.tensor(table, dtype=torch.int32, device=device),
+            query_starts=int32([0, *accumulate(num_queries)]).to(device),
+            key_ends=key_ends(spans).to(device),
+            page_table=page_table(spans).to(device),
             max_queries=max(num_queries),
             max_keys=max(span.end for span in spans),
+        )
+
+    def decode_plan(
+        self,
+        batch: int,
+        most_pages: int,
+        block_tokens: int,
+        device: torch.device,
+    ) -> DecodePlan:
+        return _Step(
+            block_tokens=block_tokens,
+            query_starts=torch.arange(batch + 1, dtype=torch.int32, device=device),
+            key_ends=torch.ones(batch, dtype=torch.int32, device=device),
+            page_table=torch.zeros(batch, most_pages, dtype=torch.int32, device=device),
+            max_queries=1,
+            max_keys=most_pages * block_tokens,
         )
 
 
@@ -47,9 +64,14 @@ class _Step:
     block_tokens: int
     query_starts: torch.Tensor
     key_ends: torch.Tensor
-    block_table: torch.Tensor
+    page_table: torch.Tensor
     max_queries: int
     max_keys: int
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        table = page_table(spans)
+        self.page_table[:, : table.shape[1]].copy_(table)
+        self.key_ends.copy_(key_ends(spans))
 
     def __call__(
         self,
@@ -60,17 +82,15 @@ class _Step:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        if isinstance(keys, ScaledPlane) or isinstance(values, ScaledPlane):
-            raise TypeError("it reads plain keys and values alone")
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - absent from an older torch
 
+        paged_keys, paged_values = pages_of(keys, values, self.block_tokens)
         if softcap is not None:
             raise NotImplementedError("it cannot cap scores")
-        pages = (-1, self.block_tokens, *keys.shape[1:])
         out = varlen_attn(
             query[0].transpose(0, 1),
-            keys.view(pages),
-            values.view(pages),
+            paged_keys,
+            paged_values,
             self.query_starts,
             None,
             self.max_queries,
@@ -80,10 +100,6 @@ class _Step:
             window_size=(-1 if window is None else window - 1, 0),
             enable_gqa=True,
             seqused_k=self.key_ends,
-            block_table=self.block_table,
+            block_table=self.page_table,
         )
         return cast("torch.Tensor", out).unsqueeze(0)
-
-
-def _int32(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)

@@ -102,7 +102,7 @@ class Verifier:
         if len(stored) != shape.block_bytes:
             return False
         computed = bytearray(shape.block_bytes)
-        self._pool.read_block(block, memoryview(computed))
+        self._pool.read_block(block, memoryview(computed)).wait()
         ours, theirs = _numbers(shape, computed), _numbers(shape, stored)
         error = (ours - theirs).norm(dim=1)
         # Not ``<=`` turned around: what is not a number is not equal.

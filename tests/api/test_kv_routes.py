@@ -275,9 +275,10 @@ def test_a_wrong_block_that_verifying_finds_is_counted_and_degrades_health(
 
 
 def _shifted(read_block: Any) -> Any:
-    def read(pool: DevicePool, block: int, out: memoryview) -> None:
-        read_block(pool, block, out)
+    def read(pool: DevicePool, block: int, out: memoryview) -> Any:
+        copy = read_block(pool, block, out)
         out[:4] = b"\x00\x00\x00\x7f"
+        return copy
 
     return read
 

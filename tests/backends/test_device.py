@@ -266,6 +266,23 @@ def test_a_reference_is_given_back_once() -> None:
         pool.release(blocks)
 
 
+def test_a_block_that_is_set_aside_is_no_part_of_the_pool_any_more() -> None:
+    pool = Pool(4)
+    assert pool.set_aside() == 3
+    assert (pool.num_blocks, pool.num_free, pool.num_available) == (3, 3, 3)
+    assert pool.allocate(4) is None
+    assert pool.allocated(3) == [0, 1, 2]
+    pool.check()
+
+
+def test_a_block_in_use_is_not_set_aside() -> None:
+    pool = Pool(2)
+    pool.allocated(2)
+    with pytest.raises(InvariantError, match="block 1 is in use"):
+        pool.set_aside()
+    pool.check()
+
+
 def test_check_finds_a_block_that_is_free_and_in_use() -> None:
     pool = Pool(2)
     (block,) = pool.allocated(1)

@@ -12,9 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backends.device import DevicePool
+from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.decode_graphs import GraphSetup
 from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.kv_forms import layout_for
 from engine_adapter.engine.models import LoadedModel, load_model
 from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.runner import ModelRunner
@@ -102,6 +105,8 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
         policy: ReloadPolicy | None = None,
         make_costs: Callable[[int, str | None], CostBook] = CostBook,
         host_blocks: int = 256,
+        attention: AttentionBackend | None = None,
+        graphs: GraphSetup | None = None,
         **limits: Any,
     ) -> Rig:
         arena = Arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
@@ -113,8 +118,12 @@ def make_rig(tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast) -
             specs, arena, StoreConfig(audit_share=1.0), clock, on_transfer=costs.note_transfer
         )
         added, removed = store.device_added, store.device_removed
-        pool = DevicePool(model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock)
-        runner = ModelRunner(model.model, pool, SdpaAttention(), model.adapters, model.key_scales)
+        attention = attention or SdpaAttention()
+        layout = layout_for(attention.layout, model.kv_shape)
+        pool = DevicePool(
+            model.kv_shape, num_blocks, model.device, LeafFirstLRU(), added, removed, clock, layout
+        )
+        runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales, graphs)
         config = EngineConfig(**limits)
         named = NamedPolicy("under test", policy or AlwaysLoad())
         engine = Engine(model, tiny_tokenizer, pool, runner, store, named, costs, config, clock)

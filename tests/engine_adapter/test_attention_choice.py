@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from backends.kv_shape import KVShape
+from backends.kv_shape import KVShape, Layout
 from engine_adapter.engine.attention import Attend, AttentionBackend, AttentionKind, Span
 from engine_adapter.engine.attention_choice import choose_attention, first_that_agrees
 from engine_adapter.engine.kv_forms import FP8, scale_dtype_of
@@ -32,6 +32,7 @@ class Missing:
     """A kernel that this torch does not have."""
 
     name = "missing"
+    layout: Layout = "block-first"
 
     def plan(self, *_facts: object) -> Attend:
         raise ImportError("no module named flash")

@@ -89,7 +89,7 @@ class Desk:
         assert self.scheduler.make_room() == []
         works = self.scheduler.plan()
         self.compute(works)
-        self.prefix.store_all()
+        self.prefix.traffic.store_all()
         self.scheduler.check()
         self.pool.check()
         return [(work.sequence.number, work.start, work.end) for work in works]
@@ -117,7 +117,7 @@ def make_desk() -> Iterator[MakeDesk]:
     for desk in desks:
         for sequence in [*desk.scheduler.running, *desk.scheduler.waiting]:
             desk.scheduler.remove(sequence)
-        desk.prefix.store_all()
+        desk.prefix.traffic.store_all()
         desk.scheduler.check()
         assert desk.pool.num_available == desk.pool.num_blocks
         assert desk.store.num_holds == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from backends.copies import Copy
 from engine_adapter.engine.storing import Storable, StoreQueue
 from kvstore.keys import chain_keys
 from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, greedy, prompt_of
@@ -75,10 +76,10 @@ def test_a_block_that_cannot_be_read_costs_its_storing_alone(
     keys = publish(rig, queue, 3)
     read, numbers = rig.pool.read_block, iter(range(3))
 
-    def read_all_but_the_second(block: int, out: memoryview) -> None:
+    def read_all_but_the_second(block: int, out: memoryview) -> Copy:
         if next(numbers) == 1:
             raise RuntimeError("no such memory")
-        read(block, out)
+        return read(block, out)
 
     monkeypatch.setattr(rig.pool, "read_block", read_all_but_the_second)
     queue.store_all()

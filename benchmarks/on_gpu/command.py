@@ -29,7 +29,7 @@ def main(description: str, arguments: Sequence[str] | None = None) -> None:
     minutes = chosen.minutes or (_SMOKE_MINUTES if chosen.smoke else _MINUTES)
     torch.set_float32_matmul_precision("highest")  # some images say otherwise, and fp32 would not be fp32
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        bench = Bench(_size(chosen), torch.device(chosen.device), Path(folder))
+        bench = Bench(_size(chosen), torch.device(chosen.device), Path(folder), chosen.decode_graphs)
         outcomes = run_parts(bench, _parts(chosen), began_s + 60 * minutes, _tell)
         report = report_of(bench, outcomes, time.monotonic() - began_s)
     print(table_of(outcomes))
@@ -66,6 +66,9 @@ def _parsed(description: str, arguments: Sequence[str] | None) -> argparse.Names
     parser.add_argument("--tiny", action="store_true", help="in miniature, for a trial on a CPU")
     parser.add_argument("--parts", type=_names, metavar="NAME,...", help="these parts only")
     parser.add_argument("--minutes", type=float, help="parts that could take longer than this are skipped")
+    parser.add_argument(
+        "--no-decode-graphs", dest="decode_graphs", action="store_false", help="record no decode steps"
+    )
     parser.add_argument("--json", type=Path, help="file for the report; else it is printed")
     parser.add_argument("--folder", type=Path, help="where the disk tier goes for the run")
     return parser.parse_args(arguments)

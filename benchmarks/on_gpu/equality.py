@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from api.bench.reload_line import FixedSplit
 from benchmarks.on_gpu.findings import Budget, Findings
@@ -49,15 +49,19 @@ def ways(shares: tuple[float, ...] = _SHARES) -> list[Way]:
 
 
 def exact_answers(bench: Bench, budget: Budget) -> Findings:
-    """Compare tokens in fp32."""
+    """Compare tokens in fp32 with those of a server that records no decode steps."""
     findings, size = Findings(), bench.size
     prompts = bench.prompts(size.num_prompts, size.equal_tokens, _SEED)
-    wrong: dict[str, list[str]] = {}
-    with bench.serve(bench.exact_model) as served:
-        requests = [greedy(prompt, size.answer_tokens, CacheUse.OFF) for prompt in prompts]
+    requests = [greedy(prompt, size.answer_tokens, CacheUse.OFF) for prompt in prompts]
+    with replace(bench, decode_graphs=False).serve(bench.exact_model, tiers=()) as served:
         clean = [served.answer(request).token_ids for request in requests]
+    with bench.serve(bench.exact_model) as served:
+        alone = [served.answer(request).token_ids for request in requests]
         together = [answer.token_ids for answer in served.answers_together(requests)]
-        wrong["without any cache, all at once"] = [] if together == clean else ["tokens differ"]
+        wrong = {
+            "without any cache, alone": [] if alone == clean else ["tokens differ"],
+            "without any cache, all at once": [] if together == clean else ["tokens differ"],
+        }
         for prompt, ids in zip(prompts, clean, strict=True):
             if not budget.is_spent:
                 _compare(served, prompt, ids, wrong)

@@ -89,11 +89,15 @@ class Served:
 
 @dataclass
 class Bench:
-    """What all parts share: sizes, the device, a folder, and the two models, made when first asked for."""
+    """What all parts share: sizes, the device, a folder, and the two models, made when first asked for.
+
+    Without ``decode_graphs`` no server records its decode steps.
+    """
 
     size: Size
     device: torch.device
     folder: Path
+    decode_graphs: bool = True
 
     @cached_property
     def served_model(self) -> LoadedModel:
@@ -158,6 +162,7 @@ class Bench:
             max_batched_tokens=self.size.step_tokens,
             max_sequences=64,
             max_waiting=256,
+            decode_graphs=self.decode_graphs,
         )
 
     def prompts(self, num: int, num_tokens: int, seed: int) -> list[list[int]]:

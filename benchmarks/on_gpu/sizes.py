@@ -33,8 +33,8 @@ class Shape:
 class CaseSize:
     """The cases of others' faults: prompts, how many at once, and a pool too small for all of them.
 
-    ``num_growing`` requests with short prompts, answered in ``grown_tokens``, fit in it with the blocks of a
-    prompt of ``loaded_tokens`` at first, and not when they have grown.
+    ``num_growing`` requests with prompts of a block fit in it beside a prompt of ``loaded_tokens``, and no
+    more so when they have got their ``grown_tokens``.
     """
 
     prompt_tokens: int = 1502
@@ -144,7 +144,7 @@ TINY = Size(
     context_tokens=2048,
     equal_tokens=200,
     control_tokens=88,
-    answer_tokens=8,
+    answer_tokens=16,
     num_prompts=2,
     ttft_tokens=(200, 400),
     ttft_rounds=1,

@@ -66,7 +66,7 @@ def test_everything_runs_in_miniature_and_all_answers_are_equal(tmp_path: Path) 
         ("copies", "exact", "rounded", "attention", "decode", "ttft", "cases", "grid"), "done"
     )
     figures = {name: part["figures"] for name, part in report["parts"].items()}
-    assert set(figures["copies"]) == {"bytes_per_s", "num_blocks"}
+    assert set(figures["copies"]) == {"layer-first", "block-first", "layout_in_use"}
     assert set(figures["exact"]) == {"wrong", "num_distinct_tokens"}
     assert set(figures["rounded"]) == {"wrong_blocks_seen", "num_wrong", "noise"}
     assert set(figures["attention"]["layer_and_plan_s"]) == {

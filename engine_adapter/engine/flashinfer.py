@@ -15,8 +15,9 @@ from engine_adapter.engine.attention import Attend, DecodePlan, Span
 from engine_adapter.engine.kv_forms import Kept
 from engine_adapter.engine.pages import int32, pages_of
 
-# As FlashInfer recommends: partial results of long sequences that several processors share.
-_WORKSPACE_BYTES = 128 * 2**20
+# For partial results of sequences that several processors share. FlashInfer's own examples take 128 MiB, which
+# wide heads exceed; planning fails then.
+_WORKSPACE_BYTES = 384 * 2**20
 # With fewer query heads for each key, plain cores decode faster than matrix units.
 _LEAST_HEADS_PER_KEY_FOR_TENSOR_CORES = 4
 _LAYOUT = "NHD"

@@ -116,10 +116,11 @@ class _Layout:
 
     def _sees(self, window: int | None, num_pages: int) -> Callable[..., torch.Tensor]:
         table, starts, size = self.table, self.starts, self.block_tokens
-        place_of = torch.zeros(num_pages, dtype=torch.int32, device=table.device)
         places = torch.arange(table.shape[1], dtype=torch.int32, device=table.device).expand_as(table)
-        is_page = places * size < self.ends[:, None]
-        place_of[table[is_page].long()] = places[is_page]
+        # What only pads the table names no page: it goes behind the last.
+        pages = table.where(places * size < self.ends[:, None], num_pages).long()
+        place_of = torch.zeros(num_pages + 1, dtype=torch.int32, device=table.device)
+        place_of[pages] = places
 
         def sees(
             sequence: torch.Tensor, _head: torch.Tensor, row: torch.Tensor, slot: torch.Tensor

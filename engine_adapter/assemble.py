@@ -78,10 +78,9 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     A tier that cannot be opened is left out and told in ``degraded``. Raises ``ModelRefusedError``,
     ``ConfigError`` or ``PluginError``.
     """
-    clock = clock or Clock()
     registry = registry or builtin_registry()
-    policy: ReloadPolicy = registry.get(Kind.RELOAD, config.reload_policy)()
-    device_policy = registry.get(Kind.EVICTION, config.device_eviction)()
+    registry.get(Kind.RELOAD, config.reload_policy)  # before the model is read, which takes long
+    registry.get(Kind.EVICTION, config.device_eviction)
     model = load_model(
         config.model,
         block_tokens=config.block_tokens,
@@ -92,7 +91,25 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
         loras=config.loras,
         cpu_weights=config.cpu_weights,
     )
-    tokenizer = read_tokenizer(config.model)
+    return assemble_around(model, read_tokenizer(config.model), config, registry, clock)
+
+
+def assemble_around(
+    model: LoadedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: ServingConfig,
+    registry: Registry | None = None,
+    clock: Clock | None = None,
+) -> Serving:
+    """Build everything that ``config`` names but for the model, which is in memory already.
+
+    A tier that cannot be opened is left out and told in ``degraded``. Raises ``ConfigError`` or
+    ``PluginError``.
+    """
+    clock = clock or Clock()
+    registry = registry or builtin_registry()
+    policy: ReloadPolicy = registry.get(Kind.RELOAD, config.reload_policy)()
+    device_policy = registry.get(Kind.EVICTION, config.device_eviction)()
     attention = attention_for(model)
     engine_config = _engine_config(config)
     pool_bytes = _pool_bytes(config, model)

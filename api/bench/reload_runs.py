@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,12 @@ from api.bench.reload_statistics import Sample
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import CacheUse, Delta, Event, Finished, Planned, Request, Sampling
 from engine_adapter.serving_config import ServingConfig, TierSetup
+from kvstore.clock import Clock
 from kvstore.errors import ServerFailedError
 from kvstore.registry import Registry
 from kvstore.statistics import State
+
+Assemble = Callable[[ServingConfig, Registry, Clock], Serving]
 
 MOST_CONCURRENT = 8
 _DISK_BYTES = 4 << 30
@@ -169,8 +172,8 @@ class Runner:
 
 
 @contextmanager
-def running(config: ServingConfig, folder: Path) -> Iterator[Runner]:
-    """Assemble a server for the benchmark, with its tier and what it learns in ``folder``."""
+def running(config: ServingConfig, folder: Path, make: Assemble = assemble) -> Iterator[Runner]:
+    """Assemble a server for the benchmark by ``make``, with its tier and what it learns in ``folder``."""
     bench, clock = Bench(Switch()), LeapingClock()
     registry = bench.registry()
     disk = TierSetup("disk", _DISK_BYTES, "lru", "through", folder / "blocks")
@@ -182,7 +185,7 @@ def running(config: ServingConfig, folder: Path) -> Iterator[Runner]:
         cost_folder=folder / "costs",
         max_sequences=max(config.max_sequences, MOST_CONCURRENT),
     )
-    serving = assemble(own, registry, clock.clock())
+    serving = make(own, registry, clock.clock())
     try:
         yield Runner(serving, bench, registry, clock)
     finally:

@@ -51,7 +51,7 @@ def choose_attention(
 
     Runs candidates on random data. Raises ``ConfigError`` when none is right.
     """
-    return first_that_agrees(_candidates(device), num_heads, shape, dtype, device, kinds)
+    return first_that_agrees(candidates(device), num_heads, shape, dtype, device, kinds)
 
 
 def first_that_agrees(
@@ -79,7 +79,8 @@ def first_that_agrees(
     raise ConfigError("device", f"no attention works on {device} in {dtype}: {reasons}")
 
 
-def _candidates(device: torch.device) -> list[AttentionBackend]:
+def candidates(device: torch.device) -> list[AttentionBackend]:
+    """Return all attention there is for ``device``, the fastest first; whether it works is another matter."""
     if device.type == "cpu":
         return [SdpaAttention(CPU_GATHER_TOKENS)]
     installed = [FlashInferAttention()] if find_spec("flashinfer") else []

@@ -11,7 +11,7 @@ from torch.nn.attention import flex_attention
 
 from backends.kv_shape import KVShape
 from engine_adapter.engine.attention import AttentionBackend, AttentionKind, DecodePlan, Span
-from engine_adapter.engine.attention_choice import _candidates, choose_attention, first_that_agrees
+from engine_adapter.engine.attention_choice import candidates, choose_attention, first_that_agrees
 from engine_adapter.engine.flashinfer import FlashInferAttention
 from engine_adapter.engine.flex import FlexAttention
 from engine_adapter.engine.sdpa import SdpaAttention
@@ -169,9 +169,9 @@ def test_flex_is_compiled_for_kinds_of_steps_and_not_for_every_size(monkeypatch:
 
 
 def test_a_gpu_tries_flashinfer_first_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [one.name for one in _candidates(CUDA)] == ["flashinfer", "varlen", "flex", "sdpa"]
+    assert [one.name for one in candidates(CUDA)] == ["flashinfer", "varlen", "flex", "sdpa"]
     monkeypatch.undo()
-    assert [one.name for one in _candidates(CUDA)] == ["varlen", "flex", "sdpa"]
+    assert [one.name for one in candidates(CUDA)] == ["varlen", "flex", "sdpa"]
 
 
 def test_a_missing_flashinfer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from engine_adapter.engine.request import Event, Finished, OnEvent, Request
+from engine_adapter.engine.events import Event, Finished, OnEvent
+from engine_adapter.engine.request import Request
 
 
 class Submits(Protocol):

@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from engine_adapter.engine.accounts import Account
+from engine_adapter.engine.events import Planned
 from engine_adapter.engine.explaining import Explanation
 from engine_adapter.engine.misses import Miss
-from engine_adapter.engine.request import Planned
 from policies.cost_model import LoadCost
 
 

@@ -9,8 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine_adapter.assemble import Serving
+from engine_adapter.engine.events import Delta, Event, Planned, Usage
 from engine_adapter.engine.reporting import EngineStatistics
-from engine_adapter.engine.request import Delta, Event, Mode, Planned, Usage
+from engine_adapter.engine.request import Mode
 from kvstore.statistics import Count, State, StoreStatistics, TierHealth
 
 _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)

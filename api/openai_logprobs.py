@@ -8,7 +8,7 @@ from os.path import commonprefix
 from typing import Any
 
 from engine_adapter.engine.detokenize import Detokenizer, TextStreams
-from engine_adapter.engine.request import PromptLogprobs, TokenLogprobs
+from engine_adapter.engine.events import PromptLogprobs, TokenLogprobs
 
 _LEAST_LOGPROB = -9999.0  # JSON knows no infinity
 _MOST_TEXTS = 65_536

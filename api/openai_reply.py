@@ -15,7 +15,7 @@ from api.openai_logprobs import (
     completion_logprobs,
     prompt_logprobs_body,
 )
-from engine_adapter.engine.request import Completion, Delta, Finished, Reason, TokenLogprobs, Usage
+from engine_adapter.engine.events import Completion, Delta, Finished, Reason, TokenLogprobs, Usage
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from api.served import Served
 from engine_adapter.engine.answers import likeliest
 from engine_adapter.engine.constraints import Constraint
-from engine_adapter.engine.request import CacheUse, Completion, Mode, Request, Sampling
+from engine_adapter.engine.events import Completion
+from engine_adapter.engine.request import CacheUse, Mode, Request, Sampling
 from kvstore.errors import RequestError
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -20,7 +20,7 @@ from api.openai_reply import ChatReply, CompletionReply, Reply, closing
 from api.openai_request import check_fields, engine_request, in_words_of_the_body, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
 from engine_adapter.engine.answers import answers_of, usage_of
-from engine_adapter.engine.request import Delta, Finished
+from engine_adapter.engine.events import Delta, Finished
 
 _CLIENT_CLOSED = 499
 

@@ -7,7 +7,8 @@ from contextlib import closing
 
 from api.prompts import encode_chat, encode_text
 from engine_adapter.assemble import assemble
-from engine_adapter.engine.request import Delta, Finished, Request, Sampling, Usage
+from engine_adapter.engine.events import Delta, Finished, Usage
+from engine_adapter.engine.request import Request, Sampling
 from engine_adapter.serving_config import ServingConfig
 from kvstore.errors import ServerFailedError
 

@@ -16,7 +16,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from engine_adapter.assemble import Serving, assemble
-from engine_adapter.engine.request import CacheUse, Delta, Event, Finished, Request, Sampling
+from engine_adapter.engine.events import Delta, Event, Finished
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.serving_config import ServingConfig
 
 PROMPT_TOKENS = 2000

@@ -12,7 +12,7 @@ from rich.text import Text
 from api.bench.reload_marks import Findings, State, marks_of
 from api.bench.reload_plan import NAMED_ARMS, Cell, Known, Trouble, num_requests, round_s
 from api.bench.reload_statistics import CellSamples, Sample, mean_ttft_s
-from engine_adapter.engine.request import Planned
+from engine_adapter.engine.events import Planned
 
 _COLOURS = {State.MET: "green", State.OPEN: "yellow", State.MISSED: "red"}
 

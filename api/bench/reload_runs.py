@@ -15,7 +15,8 @@ from api.bench.reload_line import POLICY, Bench, LeapingClock, Line, Speed, Swit
 from api.bench.reload_plan import Arm, Cell, Known, Trouble, rate_of, trouble_share
 from api.bench.reload_statistics import Sample
 from engine_adapter.assemble import Serving, assemble
-from engine_adapter.engine.request import CacheUse, Delta, Event, Finished, Planned, Request, Sampling
+from engine_adapter.engine.events import Delta, Event, Finished, Planned
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.clock import Clock
 from kvstore.errors import ServerFailedError

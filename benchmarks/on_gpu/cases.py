@@ -17,7 +17,8 @@ from backends.disk import DiskBackend
 from benchmarks.on_gpu.findings import Budget, Findings
 from benchmarks.on_gpu.served import Bench, Served, greedy
 from benchmarks.on_gpu.sizes import BLOCK_TOKENS
-from engine_adapter.engine.request import CacheUse, Completion, Delta, Event, Finished, Request
+from engine_adapter.engine.events import Completion, Delta, Event, Finished
+from engine_adapter.engine.request import CacheUse, Request
 from kvstore.errors import one_line
 
 _SEED = 51

@@ -12,7 +12,8 @@ from benchmarks.on_gpu.findings import Budget, Findings
 from benchmarks.on_gpu.random_llama import read_bytes
 from benchmarks.on_gpu.served import Bench, Served, greedy
 from benchmarks.on_gpu.timing import medians
-from engine_adapter.engine.request import CacheUse, Event, Finished
+from engine_adapter.engine.events import Event, Finished
+from engine_adapter.engine.request import CacheUse
 
 _LEAST_SHARE = 0.7
 _SEED = 31

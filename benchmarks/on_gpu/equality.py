@@ -8,7 +8,8 @@ from api.bench.reload_line import FixedSplit
 from benchmarks.on_gpu.findings import Budget, Findings
 from benchmarks.on_gpu.served import Bench, Served, greedy
 from benchmarks.on_gpu.sizes import BLOCK_TOKENS
-from engine_adapter.engine.request import COMPUTED, CacheUse
+from engine_adapter.engine.events import COMPUTED
+from engine_adapter.engine.request import CacheUse
 from policies.planning import ReloadPolicy
 from policies.reload import AlwaysLoad, Measured
 

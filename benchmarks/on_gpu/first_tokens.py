@@ -7,7 +7,8 @@ from statistics import median
 
 from benchmarks.on_gpu.findings import Budget, Findings
 from benchmarks.on_gpu.served import Bench, Served, greedy
-from engine_adapter.engine.request import COMPUTED, CacheUse, Usage
+from engine_adapter.engine.events import COMPUTED, Usage
+from engine_adapter.engine.request import CacheUse
 from policies.planning import ReloadPolicy
 from policies.reload import AlwaysLoad, Measured
 

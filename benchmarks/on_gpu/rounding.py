@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.on_gpu.served import Served, greedy
-from engine_adapter.engine.request import CacheUse, Completion, Request, TokenLogprobs
+from engine_adapter.engine.events import Completion, TokenLogprobs
+from engine_adapter.engine.request import CacheUse, Request
 from policies.planning import ReloadPolicy
 
 _NUM_TOP = 20

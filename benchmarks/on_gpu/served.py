@@ -18,8 +18,9 @@ from backends.builtin import BUILT_IN
 from benchmarks.on_gpu.random_llama import random_llama, word_tokenizer
 from benchmarks.on_gpu.sizes import BLOCK_TOKENS, Size
 from engine_adapter.assemble import Serving, assemble_around
+from engine_adapter.engine.events import Completion
 from engine_adapter.engine.models import LoadedModel
-from engine_adapter.engine.request import CacheUse, Completion, Request, Sampling
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.clock import Clock
 from kvstore.keys import chain_keys

@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.sides.protocol import Command, Prompts, serve
 from engine_adapter.assemble import Serving, assemble
-from engine_adapter.engine.request import CacheUse, Delta, Event, Finished, Request, Sampling
+from engine_adapter.engine.events import Delta, Event, Finished
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.serving_config import ServingConfig, TierSetup
 
 _GIB = 1 << 30

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from threading import Lock
 
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.events import Planned, Reason, Usage
 from engine_adapter.engine.misses import Miss, Relatives, first_miss, traced
 from engine_adapter.engine.reporting import CostsNow
-from engine_adapter.engine.request import Mode, Planned, Reason, Usage
+from engine_adapter.engine.request import Mode
 from engine_adapter.engine.sequence import Sequence
 from kvstore.absences import Cause
 from kvstore.clock import Clock

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from engine_adapter.engine.request import Completion, Delta, Event, Finished, PromptLogprobs, Usage
+from engine_adapter.engine.events import Completion, Delta, Event, Finished, PromptLogprobs, Usage
 
 
 def answers_of(events: Iterable[Event]) -> list[Completion]:

@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 
 from engine_adapter.engine.constraints import held_to
+from engine_adapter.engine.events import TokenLogprobs
 from engine_adapter.engine.logprobs import token_logprobs
-from engine_adapter.engine.request import TokenLogprobs
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from engine_adapter.engine.sampling import choose_tokens
 from engine_adapter.engine.scheduler import Work

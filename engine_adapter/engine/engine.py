@@ -18,6 +18,7 @@ from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.constraints import Constraints
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import TextStreams
+from engine_adapter.engine.events import Completion, Event, Finished, OnEvent
 from engine_adapter.engine.explaining import Explainer, Explanation
 from engine_adapter.engine.loop import Loop
 from engine_adapter.engine.misses import Relatives
@@ -27,7 +28,7 @@ from engine_adapter.engine.ownership import Loads
 from engine_adapter.engine.planner import NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import EngineHealth, EngineStatistics
-from engine_adapter.engine.request import Completion, Event, Finished, Mode, OnEvent, Request
+from engine_adapter.engine.request import Mode, Request
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler
 from engine_adapter.engine.sequence import Sequence

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine_adapter.engine.events import Chosen
 from engine_adapter.engine.misses import Miss, Relatives, first_miss, traced
 from engine_adapter.engine.planner import Planner
 from engine_adapter.engine.plans import chosen_by
 from engine_adapter.engine.prefix import PrefixCache
-from engine_adapter.engine.request import Chosen, Mode, Request
+from engine_adapter.engine.request import Mode, Request
 from kvstore.absences import Cause
 from kvstore.clock import Clock
 from kvstore.keys import chain_keys

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine_adapter.engine.request import PromptLogprobs, TokenLogprobs
+from engine_adapter.engine.events import PromptLogprobs, TokenLogprobs
 
 
 class PromptCollector:

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from engine_adapter.engine.accounts import Accounts
 from engine_adapter.engine.batch import Batch, Choice
 from engine_adapter.engine.departures import Departures
+from engine_adapter.engine.events import COMPUTED, Delta, Finished, Reason
 from engine_adapter.engine.finding import Finder
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
-from engine_adapter.engine.request import COMPUTED, CacheUse, Delta, Finished, Reason
+from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine_adapter.engine.request import Chosen, Mode, Planned
+from engine_adapter.engine.events import Chosen, Planned
+from engine_adapter.engine.request import Mode
 from policies.planning import Choice, Plan, is_loadable
 
 

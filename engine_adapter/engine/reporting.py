@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine_adapter.engine.request import Usage
+from engine_adapter.engine.events import Usage
 from policies.cost_model import LoadCost
 
 

@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine_adapter.engine.detokenize import TextStream
+from engine_adapter.engine.events import COMPUTED, OnEvent, Planned, Usage
 from engine_adapter.engine.logprobs import PromptCollector
 from engine_adapter.engine.misses import Miss
 from engine_adapter.engine.ownership import Ownership
 from engine_adapter.engine.plans import Planning
-from engine_adapter.engine.request import COMPUTED, CacheUse, Mode, OnEvent, Planned, Request, Usage
+from engine_adapter.engine.request import CacheUse, Mode, Request
 from engine_adapter.engine.sampling import Sampler
 from kvstore.inquiry import Inquiry
 from kvstore.keys import chain_keys

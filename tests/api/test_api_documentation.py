@@ -7,8 +7,9 @@ from api.kv_reply import miss_body, plan_body
 from api.kv_schema import ExplainFields
 from api.openai_reply import kv_body
 from api.openai_schema import ChatFields, CompletionFields, KvFields
+from engine_adapter.engine.events import Planned, Usage
 from engine_adapter.engine.misses import Miss
-from engine_adapter.engine.request import Mode, Planned, Usage
+from engine_adapter.engine.request import Mode
 from kvstore.absences import Cause
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from api.openai_logprobs import TokenTexts, chat_logprobs, completion_logprobs
 from engine_adapter.assemble import Serving
-from engine_adapter.engine.request import TokenLogprobs
+from engine_adapter.engine.events import TokenLogprobs
 from tests.api.conftest import SPECIAL_TOKENS, tokenizer_of_bytes
 from tests.api.test_completions import MODEL, complete, events
 

@@ -23,7 +23,7 @@ from benchmarks.on_gpu.run import PARTS, report_of, run_parts
 from benchmarks.on_gpu.served import Bench
 from benchmarks.on_gpu.sizes import FULL, TINY
 from benchmarks.on_gpu.table import table_of
-from engine_adapter.engine.request import Completion, TokenLogprobs, Usage
+from engine_adapter.engine.events import Completion, TokenLogprobs, Usage
 
 SCRIPT = Path(gpu.__file__)
 NEVER = float("inf")

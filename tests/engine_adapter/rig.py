@@ -19,8 +19,9 @@ from backends.faulty import Call, Fault, Faulty, flip_byte
 from backends.host import HostBackend
 from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.engine import Engine
+from engine_adapter.engine.events import Completion, Delta, Event, Finished
 from engine_adapter.engine.models import LoadedModel
-from engine_adapter.engine.request import Completion, Delta, Event, Finished, Request, Sampling
+from engine_adapter.engine.request import Request, Sampling
 from kvstore.arena import Arena, slot_stride
 from kvstore.keys import chain_keys
 from kvstore.store import TieredStore

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from backends.disk import DiskBackend
 from backends.kv_shape import Layout
 from engine_adapter.assemble import Serving, assemble
-from engine_adapter.engine.request import CacheUse, Completion
+from engine_adapter.engine.events import Completion
+from engine_adapter.engine.request import CacheUse
 from engine_adapter.engine.sdpa import SdpaAttention
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.errors import ConfigError, ModelRefusedError, PluginError

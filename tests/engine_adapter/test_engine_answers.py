@@ -9,8 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from backends.disk import DiskBackend
+from engine_adapter.engine.events import Delta, Finished
 from engine_adapter.engine.models import LoadedModel, load_model
-from engine_adapter.engine.request import CacheUse, Delta, Finished, Request, Sampling
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from kvstore.arena import Arena
 from kvstore.tier import TierSpec
 from tests.engine_adapter.pool_kinds import in_every_pool

@@ -10,7 +10,8 @@ import torch
 
 from backends.faulty import Fault, Operation, fail, stall
 from engine_adapter.engine.config import EngineConfig
-from engine_adapter.engine.request import CacheUse, Event, Request, Sampling
+from engine_adapter.engine.events import Event
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from kvstore.errors import (
     ConfigError,

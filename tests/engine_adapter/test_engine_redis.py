@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from backends.redis_address import RedisAddress
 from engine_adapter.assemble import Serving, assemble
-from engine_adapter.engine.request import CacheUse, Completion
+from engine_adapter.engine.events import Completion
+from engine_adapter.engine.request import CacheUse
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.statistics import State
 from tests.engine_adapter.rig import greedy, prompt_of

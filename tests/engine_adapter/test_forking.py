@@ -11,16 +11,8 @@ import torch
 
 from engine_adapter.engine.answers import answers_of, likeliest, usage_of
 from engine_adapter.engine.engine import Handle
-from engine_adapter.engine.request import (
-    CacheUse,
-    Completion,
-    Event,
-    Finished,
-    Request,
-    Sampling,
-    TokenLogprobs,
-    Usage,
-)
+from engine_adapter.engine.events import Completion, Event, Finished, TokenLogprobs, Usage
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from kvstore.errors import OverloadedError, RequestError
 from tests.engine_adapter.pool_kinds import in_every_pool

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.events import Completion, TokenLogprobs
 from engine_adapter.engine.logprobs import PromptCollector, token_logprobs
-from engine_adapter.engine.request import CacheUse, Completion, Request, Sampling, TokenLogprobs
+from engine_adapter.engine.request import CacheUse, Request, Sampling
 from engine_adapter.engine.runner import Chunk, ModelRunner
 from tests.engine_adapter.rig import VOCAB_SIZE, MakeRig, greedy, prompt_of
 

@@ -14,11 +14,12 @@ from backends.kv_shape import KVShape
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.engine.detokenize import Detokenizer, TextStream
+from engine_adapter.engine.events import COMPUTED
 from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads
 from engine_adapter.engine.planner import NamedPolicy, Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
-from engine_adapter.engine.request import COMPUTED, CacheUse, Request
+from engine_adapter.engine.request import CacheUse, Request
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence
 from kvstore.arena import Arena

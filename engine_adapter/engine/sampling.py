@@ -42,7 +42,7 @@ def choose_tokens(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int
 
     ``None`` stands for a row that is not a number: there is nothing to choose from.
     """
-    best, tokens = (values.tolist() for values in logits.max(dim=-1))
+    best, tokens = _likeliest(logits)
     chosen: list[int | None] = [
         token if math.isfinite(top) else None for top, token in zip(best, tokens, strict=True)
     ]
@@ -51,6 +51,16 @@ def choose_tokens(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int
         for row, row_logits in zip(drawn, logits[drawn].cpu(), strict=True):
             chosen[row] = samplers[row].draw(row_logits)
     return chosen
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[list[float], list[int]]:
+    """Return the largest logit of each row and its token; one that is no number is larger than all."""
+    if logits.is_cuda:
+        best, tokens = logits.max(dim=-1)
+        return best.tolist(), tokens.tolist()
+    # torch's own search for a place takes twenty times as long on a CPU.
+    places = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.gather(1, places[:, None])[:, 0].tolist(), places.tolist()
 
 
 def _probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -59,8 +59,9 @@ def test_of_an_answer_without_a_token_nothing_is_told_in_the_same_shape(client: 
     chat = {**CHAT, "logprobs": True, "ignore_eos": False, **form}
     (answer,) = client.post("/v1/chat/completions", json=chat).json()["choices"]
 
-    told = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    assert (completion["text"], completion["logprobs"]) == ("", told)
+    assert completion["text"] == answer["message"]["content"] == ""
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    assert completion["logprobs"] == {name: [] for name in names}
     assert answer["logprobs"] == {"content": [], "refusal": None}
 
 

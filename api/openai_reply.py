@@ -72,6 +72,7 @@ class _Envelope:
     model: str
     created_s: int
     texts: TokenTexts
+    tells_logprobs: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def around(self, id_prefix: str, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,6 +110,8 @@ class CompletionReply(_Envelope):
 
     def _whole_choice(self, index: int, answer: Completion) -> dict[str, Any]:
         choice = self._choice(index, answer.text, answer.logprobs, answer.reason)
+        if self.tells_logprobs and not answer.logprobs:
+            choice["logprobs"] = completion_logprobs((), self.texts, self._offsets_of(index))
         if answer.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs_body(answer.prompt_logprobs, self.texts)
         return choice
@@ -163,7 +166,7 @@ class ChatReply(_Envelope):
         return {
             "index": index,
             "message": {"role": "assistant", "content": answer.text, "refusal": None},
-            "logprobs": self._logprobs(answer.logprobs),
+            "logprobs": chat_logprobs(answer.logprobs, self.texts) if self.tells_logprobs else None,
             "finish_reason": answer.reason,
         }
 

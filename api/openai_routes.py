@@ -46,7 +46,7 @@ def openai_routes(context: Context) -> APIRouter:
         check_fields(fields, context.served)
         prompt = fields.prompt
         prompt_ids = await context.prompts.text(prompt) if isinstance(prompt, str) else prompt
-        reply = CompletionReply(fields.model, context.now_s(), texts)
+        reply = CompletionReply(fields.model, context.now_s(), texts, fields.logprobs is not None)
         return await _answer(context, fields, prompt_ids, http, reply)
 
     @router.post("/chat/completions")
@@ -54,7 +54,7 @@ def openai_routes(context: Context) -> APIRouter:
         """Answer a chat, written in the model's own template."""
         check_fields(fields, context.served)
         prompt_ids = await context.prompts.chat([message.for_template() for message in fields.messages])
-        reply = ChatReply(fields.model, context.now_s(), texts)
+        reply = ChatReply(fields.model, context.now_s(), texts, bool(fields.logprobs))
         return await _answer(context, fields, prompt_ids, http, reply)
 
     return router

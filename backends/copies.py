@@ -113,10 +113,10 @@ class StreamCopies:
             with self._cuda.stream(stream):
                 for target, source in zip(targets, sources, strict=True):
                     target.copy_(source, non_blocking=True)
+            ended.record(stream)
         except BaseException:
             stream.synchronize()  # a part of it may be on its way
             raise
-        ended.record(stream)
         return _UnderWay(self._cuda, self._device, began, ended, (*targets, *sources))
 
 

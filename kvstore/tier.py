@@ -211,8 +211,11 @@ class Tier:
             self._reading.attempt(lambda: backend.discover(enter, stop), Count.READ_FAULTS)
 
     def close_backend(self) -> None:
-        """Close the backend; may block."""
-        self._writing.attempt(self._backend.close, Count.WRITE_FAULTS)
+        """Close the backend; may block. Writes that are paused stay so, whether it can be closed or not."""
+        try:
+            self._backend.close()
+        except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
+            self._writing.failed(Count.WRITE_FAULTS, error)
 
     def note_late_load(self) -> None:
         """Tell the breaker that a load was given up at its deadline, which is a fault like any other."""

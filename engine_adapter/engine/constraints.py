@@ -114,9 +114,7 @@ class Constraints:
             matcher = LLMatcher(self._tokens_of_model(), grammar_from(form, text), log_level=0, limits=limits)
         except ValueError as error:
             raise _refusal(str(error)) from None
-        matcher.compute_logit_bias()  # what fails at the first token fails here
-        if fault := matcher.get_error():
-            raise _refusal(fault)
+        _try_a_token(matcher.deep_copy())
         return Constraint(self, matcher)
 
     def _tokens_of_model(self) -> LLTokenizer:
@@ -144,6 +142,15 @@ def held_to(matchers: Sequence[Matcher | None], logits: torch.Tensor) -> torch.T
     for (row, _), tokens in zip(held, forbidden, strict=True):
         masked[row].masked_fill_(tokens, -math.inf)
     return masked
+
+
+def _try_a_token(matcher: LLMatcher) -> None:
+    """Raise ``RequestError`` for what fails at the first token already, or behind it."""
+    fitting = matcher.compute_logit_bias()
+    if not matcher.get_error() and matcher.consume_token(len(fitting) - len(fitting.lstrip(b"\0"))):
+        matcher.compute_logit_bias()
+    if fault := matcher.get_error():
+        raise _refusal(fault)
 
 
 def _num_remainders(part: Any) -> int:

@@ -53,6 +53,18 @@ def test_a_drawn_token_is_there_beside_the_likeliest(client: TestClient) -> None
     assert [list(top) for top in told["top_logprobs"]] == [[token] for token in told["tokens"]]
 
 
+def test_of_an_answer_without_a_token_nothing_is_told_in_the_same_shape(client: TestClient) -> None:
+    form = {"structured_outputs": {"regex": ""}}
+    (completion,) = complete(client, logprobs=2, ignore_eos=False, **form)["choices"]
+    chat = {**CHAT, "logprobs": True, "ignore_eos": False, **form}
+    (answer,) = client.post("/v1/chat/completions", json=chat).json()["choices"]
+
+    assert completion["text"] == answer["message"]["content"] == ""
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    assert completion["logprobs"] == {name: [] for name in names}
+    assert answer["logprobs"] == {"content": [], "refusal": None}
+
+
 def test_who_does_not_ask_is_told_nothing(client: TestClient) -> None:
     assert complete(client)["choices"][0]["logprobs"] is None
     assert client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["logprobs"] is None

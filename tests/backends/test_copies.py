@@ -10,7 +10,7 @@ import torch
 
 from backends.copies import Copies, InlineCopies
 from kvstore.clock import Clock
-from tests.late_cuda import LateCuda
+from tests.late_cuda import LateCuda, LateEvent, LateStream
 
 
 def tensors(*values: float) -> list[torch.Tensor]:
@@ -99,4 +99,20 @@ def test_a_copy_that_fails_half_way_leaves_nothing_under_way() -> None:
     with pytest.raises(AssertionError):
         cuda.copies.out([first, second], [torch.ones(4), torch.ones(5)])
     assert first.tolist() == [1] * 4
+    assert len(cuda.out) == 0
+
+
+def test_a_copy_whose_end_cannot_be_marked_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, (source, target) = LateCuda(), tensors(1, 0)
+    recorded = LateEvent.record
+
+    def record(event: LateEvent, stream: LateStream) -> None:
+        if len(stream) > 2:
+            raise RuntimeError("no more events")
+        recorded(event, stream)
+
+    monkeypatch.setattr(LateEvent, "record", record)
+    with pytest.raises(RuntimeError, match="no more events"):
+        cuda.copies.out([target], [source])
+    assert target.tolist() == [1] * 4
     assert len(cuda.out) == 0

@@ -174,12 +174,14 @@ def test_logprobs_are_the_models_own(make_rig: MakeRig) -> None:
 
 def test_what_grows_too_complex_ends_that_answer_alone(make_rig: MakeRig, clean_ids: CleanIds) -> None:
     rig, prompt = make_rig(), prompt_of(30, 2)
-    explodes = rig.engine.constraints.regex("(a?){500}a{500}")
+    inner = {"enum": [{"a": number} for number in range(3000)]}
+    outer = {"type": "object", "properties": {"b": inner}, "required": ["b"], "additionalProperties": False}
+    explodes = rig.engine.constraints.json_schema(outer)
     bad, good = rig.generate_together([held(rig, explodes, max_tokens=900), greedy(prompt, 40)])
 
     assert good.token_ids == clean_ids(prompt, 40)
     assert bad.reason == "error"
-    assert "constraint: lexer error: too many expressions constructed" in str(bad.error)
+    assert "constraint: Parser Error: Current row has 3001 items" in str(bad.error)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +214,9 @@ def test_what_grows_too_complex_ends_that_answer_alone(make_rig: MakeRig, clean_
         (lambda to: to.json_schema(multiples(0.1234567)), "multipleOf"),
         (lambda to: to.json_schema(nested(200)), "recursion limit exceeded"),
         (lambda to: to.json_schema(nested(9000)), "recursion|65536"),
+        (lambda to: to.regex("(a?){500}a{500}"), "too many expressions constructed"),
+        (lambda to: to.choice([f"choice {number}" for number in range(3000)]), "max is 2000"),
+        (lambda to: to.json_schema({"enum": [{"a": number} for number in range(3000)]}), "max is 2000"),
         (lambda to: to.choice([]), "at least one choice"),
         (lambda to: to.choice(["a", ""]), "none that is empty"),
     ],

@@ -59,6 +59,19 @@ def test_case_17_a_transfer_that_breaks_off_is_told_in_health(rig: Rig) -> None:
     assert health.reason == "transfers broken off by a fault of the code: 1"
 
 
+def test_a_medium_that_is_closed_while_writes_are_paused_is_not_said_to_take_them_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.medium.fail = raising("put", BackendError("disk", "put", "gone"))
+    store = rig.open(host_blocks=0)
+    for number in range(1, 9):
+        rig.put(store, number)
+    assert store.flush(5.0)
+    assert "writes paused" in store.health().tiers["disk"].reason
+    store.close()
+    assert not any("go on" in message for message in caplog.messages)
+
+
 def test_case_6_a_block_cut_short_is_a_counted_miss(rig: Rig) -> None:
     store = stored_on_disk(rig, 1)
     header, payload = rig.medium.frames[rig.key(1)]

@@ -57,8 +57,8 @@ class Finding:
 def diagnose(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a server would meet them."""
     checks = (
-        _python, _packages, _rooms, _device, _memory, _model, _adapters, _cache, _disk, _redis, _plugins,
-        _costs,
+        _python, _packages, _forms, _rooms, _device, _memory, _model, _adapters, _cache, _disk, _redis,
+        _plugins, _costs,
     )  # fmt: skip
     return [finding for check in checks for finding in check(settings)]
 
@@ -75,6 +75,14 @@ def _packages(_: Settings) -> Iterator[Finding]:
             yield Finding(package, Level.BAD, "not installed; pip install 'prefixd[engine]'")
         else:
             yield Finding(package, Level.GOOD, version)
+
+
+def _forms(_: Settings) -> Iterator[Finding]:
+    if find_spec("llguidance") is None:
+        reason = "not installed, and only answers held to a form need it; pip install 'prefixd[constrained]'"
+        yield Finding("llguidance", Level.GOOD, reason)
+    else:
+        yield Finding("llguidance", Level.GOOD, installed_version("llguidance"))
 
 
 def _rooms(_: Settings) -> Iterator[Finding]:

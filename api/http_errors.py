@@ -49,6 +49,7 @@ _REASONS = {
     "extra_forbidden": "is not a field of this API; remove it",
     "model_attributes_type": "must be an object",
     "too_short": "must not be empty",
+    "dict_type": "must be an object",
 }
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}}
 

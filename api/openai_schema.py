@@ -92,6 +92,12 @@ class StructuredOutputs(BaseModel):
     regex: Text | None = None
     choice: list[Text] | None = None
 
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if all(asked is None for _, asked in self):
+            raise ValueError("give one of json, json_object, regex and choice, or leave it out")
+        return self
+
     @property
     def as_schema(self) -> Mapping[str, Any] | None:
         """The schema of answers that are JSON; ``None``: they need not be."""

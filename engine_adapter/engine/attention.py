@@ -98,7 +98,10 @@ class AttentionBackend(Protocol):
     def plan(
         self, spans: Sequence[Span], block_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> Attend:
-        """Prepare one step, whose queries are of ``dtype``: what layers share is made once."""
+        """Prepare one step, whose queries are of ``dtype``: what layers share is made once.
+
+        ``spans`` cover the step's rows, in their order.
+        """
         ...
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -145,12 +146,19 @@ def _steps(candidate: AttentionBackend, sample: _Sample) -> Iterator[_Step]:
 
 
 def _filled(candidate: PlansDecodes, sample: _Sample) -> Attend:
-    """Return a plan for more keys than there are, filled first with others."""
+    """Return a plan for more keys than there are, which attends to others first, as when it is recorded."""
     most_pages = 1 + max(len(span.blocks) for span in sample.spans)
-    plan = candidate.decode_plan(len(sample.spans), most_pages, sample.block_tokens, sample.query.device)
-    plan.fill([Span(span.begin, 0, 1, span.blocks[:1]) for span in sample.spans])
-    plan.fill(sample.spans)
-    return plan
+    size = sample.block_tokens
+    plan = candidate.decode_plan(len(sample.spans), most_pages, size, sample.query.device)
+    others = [Span(span.begin, size - 1, size, span.blocks[:1]) for span in sample.spans]
+
+    def attend(*args: Any, **named: Any) -> torch.Tensor:
+        plan.fill(others)
+        plan(*args, **named)
+        plan.fill(sample.spans)
+        return plan(*args, **named)
+
+    return attend
 
 
 def _objection(sample: _Sample, prepare: Callable[[], Attend], kind: AttentionKind) -> str | None:

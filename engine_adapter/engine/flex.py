@@ -87,8 +87,6 @@ class _Layout:
         counts = torch.arange(int(nums.max()))
         rows = begins[:, None] + counts.minimum(nums - 1)
         kept = (counts < nums).flatten().nonzero().flatten()
-        # Spans may be in another order than their rows.
-        kept = kept[rows.flatten()[kept].argsort()]
         last_pages = torch.tensor([span.blocks[(span.end - 1) // block_tokens] for span in spans])
         offsets = torch.arange(block_tokens)
         last_slots = (last_pages[:, None] * block_tokens + offsets).flatten()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from engine_adapter.engine.constraints import Constraint
 from kvstore.errors import RequestError
+
+if TYPE_CHECKING:  # it brings torch, which the settings, whose bounds are here, must not wait for
+    from engine_adapter.engine.constraints import Constraint
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,12 @@ def test_doctor_finds_all_well_for_a_sound_model(model_folder: Path, tmp_path: P
     assert "FAIL" not in result.output
     for subject in ("python", "torch", "transformers", "packages", "device", "model", "disk", "plugins"):
         assert f" {subject} " in result.output
+
+
+def test_doctor_says_what_answers_held_to_a_form_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"ok    llguidance {version('llguidance')}" in run("doctor").output
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert "need it; pip install 'prefixd[constrained]'" in run("doctor").output
 
 
 def test_doctor_shows_the_costs_that_are_known_for_this_machine(model_folder: Path, tmp_path: Path) -> None:

@@ -108,7 +108,9 @@ def test_several_answers_stream_side_by_side(client: TestClient) -> None:
         ({"structured_outputs": {"json": {"type": "nope"}}}, "structured_outputs", "Invalid type: nope"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least one choice"),
         ({"structured_outputs": {"grammar": "start: /a/"}}, "structured_outputs.grammar", "not a field"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "must be"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "must be an object"),
+        ({"structured_outputs": {}}, "structured_outputs", "give one of json, json_object, regex and choice"),
+        ({"structured_outputs": {"json": None}}, "structured_outputs", "give one of"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one constraint"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},

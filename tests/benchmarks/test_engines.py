@@ -68,6 +68,22 @@ def test_each_side_is_taken_in_its_better_dtype(
     assert found["met"] is is_met
 
 
+def test_the_first_round_only_warms_up() -> None:
+    class ColdSide(FakeSide):
+        """An engine that compiles while it answers for the first time."""
+
+        warm_up_s = 60.0
+
+        def ask(self, do: str, **arguments: Any) -> Any:
+            took = super().ask(do, **arguments)
+            if do == "answer":
+                took, self.warm_up_s = took + self.warm_up_s, 0.0
+            return took
+
+    report = measure([ColdSide(OURS, "float32", 2.0, 0.04, HITS)], 1)
+    assert report["figures"]["prefixd float32"]["prefill_tok_s"] == pytest.approx(1000)
+
+
 def test_what_is_ours_alone_has_a_bound_of_its_own(report: dict[str, Any]) -> None:
     assert mark(report, "itl_p99_by_median_in_prefill")["ours"] == pytest.approx(1.6)
     assert not mark(report, "overhead_of_a_step_s")["met"]

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from random import Random
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerFast
 
+from engine_adapter.engine import constraints as constraints_module
 from engine_adapter.engine.constraints import (
     MAX_CONSTRAINT_CHARACTERS,
     Constraint,
@@ -292,3 +294,18 @@ def test_whitespace_comes_to_an_end(
         assert not matcher.forbidden(VOCAB_SIZE)[token]
         matcher.accept(token)
     assert matcher.forbidden(VOCAB_SIZE)[spaces[0]]
+
+
+def test_one_answer_takes_no_more_memory_than_so_many_states(
+    constraints: Constraints, tiny_tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints_module, "_MAX_LEXER_STATES", 500)
+    matcher = constraints.regex("[ab]*a[ab]{30}").begin()
+
+    def go_on() -> None:
+        for token in Random(1).choices(tiny_tokenizer.encode("ab"), k=2000):
+            matcher.forbidden(VOCAB_SIZE)
+            matcher.accept(token)
+
+    with pytest.raises(RequestError, match="too many states: 500"):
+        go_on()

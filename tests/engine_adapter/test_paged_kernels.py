@@ -168,6 +168,30 @@ def test_flex_is_compiled_for_kinds_of_steps_and_not_for_every_size(monkeypatch:
     assert 0 < num_compiled <= 4
 
 
+@pytest.mark.parametrize(
+    ("window", "pages"), [(None, [[7, 2, 5], [0], [3, 1, 6]]), (5, [[2, 5], [0], [1, 6]])]
+)
+def test_flex_visits_the_pages_of_the_step_that_it_was_filled_for_last(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, pages: list[list[int]]
+) -> None:
+    visited: list[list[list[int]]] = []
+
+    def kernel(query: torch.Tensor, *_sides: object, block_mask: Any, **_options: object) -> torch.Tensor:
+        each = zip(block_mask.kv_indices[:, 0, 0], block_mask.kv_num_blocks[:, 0, 0], strict=True)
+        visited.append([numbers[:num].tolist() for numbers, num in each])
+        return query
+
+    attention = FlexAttention()
+    monkeypatch.setattr(attention, "_kernel", lambda _device: kernel)
+    keys, values = torch.randn(2, 8 * SIZE, KV_HEADS, DIM)
+    query = torch.randn(1, HEADS, len(DECODES), DIM)
+    plan = attention.decode_plan(len(DECODES), 4, SIZE, CPU)
+    for spans in ([Span(row, 0, 1, (4,)) for row in range(len(DECODES))], DECODES):
+        plan.fill(spans)
+        plan(query, keys, values, 0.3, window, None)
+    assert visited == [[[4], [4], [4]], pages]
+
+
 def test_a_gpu_tries_flashinfer_first_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.name for one in candidates(CUDA)] == ["flashinfer", "varlen", "flex", "sdpa"]
     monkeypatch.undo()
@@ -183,18 +207,18 @@ def test_a_missing_flashinfer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FilledOnce:
-    """A plan that takes the first step for all that follow."""
+    """A plan that takes the first step that it computes for all that follow."""
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
-        self._is_filled = False
+        self._has_computed = False
 
     def fill(self, spans: Sequence[Span]) -> None:
-        if not self._is_filled:
+        if not self._has_computed:
             self._plan.fill(spans)
-        self._is_filled = True
 
     def __call__(self, *args: Any, **named: Any) -> torch.Tensor:
+        self._has_computed = True
         return self._plan(*args, **named)
 
 

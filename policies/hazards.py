@@ -6,6 +6,7 @@ Pure: a block's past goes in, an index of what keeping it is worth comes out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log2
 from zlib import crc32
 
@@ -20,13 +21,13 @@ _BELIEF = 200.0
 """As many blocks as a class must have shown before it counts as much as what is known of all classes."""
 
 _EDGES_S = [0.0, *(_SHORTEST_S * 2 ** (n / _BUCKETS_PER_OCTAVE) for n in range(_NUM_BUCKETS))]
-_WIDTHS_S = [end - start for start, end in zip(_EDGES_S[:-1], _EDGES_S[1:], strict=True)]
+_WIDTHS_S = [end - start for start, end in pairwise(_EDGES_S)]
 
 
 class Past:
     """How a block was used so far; kept for some time after it has left."""
 
-    __slots__ = ("gap_s", "is_followed", "number", "num_uses", "used_s")
+    __slots__ = ("gap_s", "is_followed", "num_uses", "number", "used_s")
 
     def __init__(self, key: bytes, now_s: float) -> None:
         self.number = crc32(key)
@@ -49,11 +50,11 @@ class Past:
 class Hazards:
     """The index of each class of blocks at each age. Not thread-safe.
 
-    Of a sample of blocks, chosen by key and bounded, it is counted at which age they were used again, given up
-    for lost, or still wait. That gives for each class and age the chance to be used next. A class of which
-    little is known is taken to be like others with as many uses, and these like all. The index of a block
-    is Gittins's: the best ratio, over all times that one could keep it from now on, of the chance that it
-    is used within that time to how long it would be kept.
+    Of a sample of blocks, chosen by key and bounded, it is counted at which age they were used again, were
+    given up for lost, or still wait. That gives for each class and age the chance to be used next. A class
+    of which little is known is taken to be like others with as many uses, and these like all. The index of
+    a block is Gittins's: the best ratio, over all times that one could keep it from now on, of the chance
+    that it is used within that time to how long it would be kept.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class Hazards:
 
     def refit(self, now_s: float) -> bool:
         """Learn anew from what was counted, if enough has been since the last time; says whether it did."""
-        if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, len(self._sample) // 2):
+        if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, len(self._sample)):
             return False
         self._num_uses = 0
         unused = self._still_unused(now_s)

@@ -114,10 +114,15 @@ class Tour(Generic[B]):
     """One pass over the queues in which what was taken counts as gone; the queues stay as they are."""
 
     def __init__(
-        self, blocks: dict[bytes, B], num_children: dict[bytes, int], is_held: Callable[[bytes], bool]
+        self,
+        blocks: dict[bytes, B],
+        num_children: dict[bytes, int],
+        queue_of: Callable[[B], LeafQueue],
+        is_held: Callable[[bytes], bool],
     ) -> None:
         self._blocks = blocks
         self._num_children = num_children
+        self._queue_of = queue_of
         self._is_held = is_held
         self._num_gone: dict[bytes, int] = {}
         self._rest: dict[LeafQueue, Iterator[Entry]] = {}
@@ -151,8 +156,9 @@ class Tour(Generic[B]):
         num_gone = self._num_gone[parent_key] = self._num_gone.get(parent_key, 0) + 1
         if num_gone < self._num_children[parent_key] or self._is_held(parent_key):
             return None
-        self.peek(parent.queue)
-        heappush(self._next[parent.queue], (parent.stamp, parent_key))
+        queue = self._queue_of(parent)
+        self.peek(queue)
+        heappush(self._next[queue], (parent.stamp, parent_key))
         return parent
 
     def _advance(self, queue: LeafQueue) -> None:
@@ -195,11 +201,12 @@ class LeafOrder(ABC, Generic[B]):
             return
         del self._num_children[block.parent]
         if exposed := self._blocks.get(block.parent):
+            exposed.queue = self._queue_of(exposed)
             exposed.queue.add_late(block.parent, exposed.stamp)
 
     def victims(self, is_held: Callable[[bytes], bool]) -> Iterator[bytes]:
         """Yield leaves in the order of the policy; see ``EvictionPolicy.victims``."""
-        return self._order(Tour(self._blocks, self._num_children, is_held))
+        return self._order(Tour(self._blocks, self._num_children, self._queue_of, is_held))
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -239,6 +246,10 @@ class LeafOrder(ABC, Generic[B]):
     def _stamp(self, block: B) -> None:
         self._num_stamps += 1
         block.stamp = self._num_stamps
+
+    def _queue_of(self, block: B) -> LeafQueue:
+        """Return where a block stands as soon as it is a leaf."""
+        return block.queue
 
     @abstractmethod
     def touch(self, key: bytes, now_s: float) -> None: ...

@@ -12,18 +12,19 @@ from policies.leaves import Block, LeafOrder, LeafQueue, Tour
 
 _GHOSTS_PER_BLOCK = 4
 _LEAST_GHOSTS = 1024
-_MOST_REMOVALS_PER_RANKING = 64
 
 # What the head of a class is worth, its place, and the number of the class.
 _Rank = tuple[float, int, int]
+_LAST: _Rank = (inf, 0, 0)
 
 
 class _KnownBlock(Block):
-    __slots__ = ("past",)
+    __slots__ = ("kind", "past")
 
     def __init__(self, parent: bytes, queue: LeafQueue, past: Past) -> None:
         super().__init__(parent, queue)
         self.past = past
+        self.kind = past.kind()
 
 
 class LeafFirstReuse(LeafOrder[_KnownBlock]):
@@ -42,17 +43,15 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
         self._hazards = Hazards()
         self._now_s = -inf
         self._most = 0
-        self._ranking: list[_Rank] | None = None
-        self._num_removals = 0
+        self._ranks: dict[int, _Rank] | None = None
 
     def insert(self, key: bytes, parent: bytes, now_s: float) -> None:
         self._hear(now_s)
         super().insert(key, parent, now_s)
-        self._rank_if_first(self._blocks[key])
-        above = self._blocks.get(parent)
-        if above is not None and not above.past.is_followed:
+        if key not in self._num_children:
+            self._rank_head(self._blocks[key].kind)
+        if above := self._blocks.get(parent):
             above.past.is_followed = True
-            above.queue = self._class_of(above.past)
 
     def touch(self, key: bytes, now_s: float) -> None:
         block = self._blocks.get(key)
@@ -60,17 +59,26 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
             return
         self._hear(now_s)
         self._hazards.use(block.past, now_s)
-        self._move(key, block, self._class_of(block.past))
-        self._rank_if_first(block)
+        if key in self._num_children:
+            self._stamp(block)
+            return
+        kind = block.kind
+        self._move(key, block, self._queue_of(block))
+        self._rank_head(kind)
+        self._rank_head(block.kind)
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.get(key)
         if block is None:
             return
         super().remove(key)
-        above = self._blocks.get(block.parent)
-        if self._ranking is not None and above is not None and block.parent not in self._num_children:
-            heappush(self._ranking, self._rank(above))
+        self._rank_head(block.kind)
+        if (
+            block.parent
+            and block.parent not in self._num_children
+            and (above := self._blocks.get(block.parent))
+        ):
+            self._rank_head(above.kind)
 
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> _KnownBlock:
         self._most = max(self._most, len(self._blocks) + 1)
@@ -80,60 +88,70 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
             self._hazards.begin(past)
         else:
             self._hazards.use(past, now_s)
-        return _KnownBlock(parent, self._class_of(past), past)
+        return _KnownBlock(parent, self._class_of(past.kind()), past)
 
     def _left(self, key: bytes, block: _KnownBlock) -> None:
         for past in self._ghosts.add(key, block.past, max(_LEAST_GHOSTS, _GHOSTS_PER_BLOCK * self._most)):
             self._hazards.lose(past, self._now_s)
-        self._num_removals += 1
-        if self._num_removals >= _MOST_REMOVALS_PER_RANKING:
-            self._ranking = None
 
     def _hear(self, now_s: float) -> None:
         if now_s > self._now_s:
             self._now_s = now_s
-            self._ranking = None
+            self._ranks = None
             self._hazards.refit(now_s)
 
-    def _class_of(self, past: Past) -> LeafQueue:
-        kind = past.kind()
+    def _class_of(self, kind: int) -> LeafQueue:
         queue = self._classes.get(kind)
         if queue is None:
             queue = self._classes[kind] = LeafQueue()
         return queue
 
+    def _queue_of(self, block: _KnownBlock) -> LeafQueue:
+        block.kind = block.past.kind()
+        return self._class_of(block.kind)
+
     def _queues(self) -> Iterator[LeafQueue]:
         yield from self._classes.values()
 
     def _order(self, tour: Tour[_KnownBlock]) -> Iterator[bytes]:
-        ranking = list(self._ranked())
-        while ranking:
-            kind = ranking[0][2]
+        ranks = dict(self._ranked())
+        heap = list(ranks.values())
+        heapify(heap)
+        while heap:
+            kind = heap[0][2]
             queue = self._classes[kind]
-            key = tour.peek(queue)
-            if key is None:
-                heappop(ranking)
-            elif (rank := self._rank(self._blocks[key])) != ranking[0]:
-                heapreplace(ranking, rank)
+            if ranks.get(kind) is not heap[0]:
+                heappop(heap)
+            elif (key := tour.peek(queue)) is None:
+                del ranks[kind]
+                heappop(heap)
+            elif (rank := self._rank(self._blocks[key], kind)) != heap[0]:
+                ranks[kind] = rank
+                heapreplace(heap, rank)
             else:
                 tour.take(queue)
-                if exposed := tour.expose_parent(key):
-                    heappush(ranking, self._rank(exposed))
+                exposed = tour.expose_parent(key)
+                if exposed and (rank := self._rank(exposed, exposed.kind)) < ranks.get(exposed.kind, _LAST):
+                    ranks[exposed.kind] = rank
+                    heappush(heap, rank)
                 yield key
 
-    def _ranked(self) -> list[_Rank]:
-        """Return the heads of all classes, as a heap; some may be out of date."""
-        if self._ranking is None:
-            heads = [key for queue in self._classes.values() if (key := queue.head()) is not None]
-            self._ranking = [self._rank(self._blocks[key]) for key in heads]
-            heapify(self._ranking)
-            self._num_removals = 0
-        return self._ranking
+    def _ranked(self) -> dict[int, _Rank]:
+        """Return what the head of each class that has leaves is worth now."""
+        if self._ranks is None:
+            self._ranks = {}
+            for kind in self._classes:
+                self._rank_head(kind)
+        return self._ranks
 
-    def _rank(self, block: _KnownBlock) -> _Rank:
-        kind = block.past.kind()
+    def _rank_head(self, kind: int) -> None:
+        if self._ranks is None:
+            return
+        head = self._classes[kind].head()
+        if head is None:
+            self._ranks.pop(kind, None)
+        else:
+            self._ranks[kind] = self._rank(self._blocks[head], kind)
+
+    def _rank(self, block: _KnownBlock, kind: int) -> _Rank:
         return self._hazards.index(kind, self._now_s - block.past.used_s), block.stamp, kind
-
-    def _rank_if_first(self, block: _KnownBlock) -> None:
-        if self._ranking is not None and len(block.queue) == 1:
-            heappush(self._ranking, self._rank(block))

@@ -17,6 +17,8 @@ _NUM_GAPS = 26
 _MOST_LEVELS = 7
 _MOST_SAMPLED = 8192
 _LEAST_USES_BETWEEN_FITS = 1024
+_FADE = 0.98
+"""What was counted before weighs so much at the next fit: half after some 34 times the sample's uses."""
 _BELIEF = 200.0
 """As many blocks as a class must have shown before it counts as much as what is known of all classes."""
 
@@ -106,6 +108,7 @@ class Hazards:
         if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, len(self._sample)):
             return False
         self._num_uses = 0
+        self._weigh(_FADE)
         unused = self._still_unused(now_s)
         nothing = [0.0] * _NUM_BUCKETS
         kinds = self._used.keys() | unused.keys()
@@ -127,8 +130,12 @@ class Hazards:
         """Leave half of the sample, and half the weight to what all of it has shown."""
         self._share //= 2
         self._sample = {n: kept for n, kept in self._sample.items() if n < self._share}
+        self._weigh(0.5)
+
+    def _weigh(self, factor: float) -> None:
+        """Let all that was counted so far weigh ``factor`` times as much."""
         for counts in (*self._used.values(), *self._lost.values()):
-            counts[:] = [count / 2 for count in counts]
+            counts[:] = [count * factor for count in counts]
 
     def _still_unused(self, now_s: float) -> dict[int, list[float]]:
         """Return how many of each class were lost or still wait, by their age then or now."""

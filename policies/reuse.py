@@ -48,8 +48,11 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
     def insert(self, key: bytes, parent: bytes, now_s: float) -> None:
         self._hear(now_s)
         super().insert(key, parent, now_s)
-        if key not in self._num_children:
-            self._rank_head(self._blocks[key].kind)
+        block = self._blocks[key]
+        if key in self._num_children:
+            block.past.is_followed = True
+        else:
+            self._rank_head(block.kind)
         if above := self._blocks.get(parent):
             above.past.is_followed = True
 
@@ -73,11 +76,8 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
             return
         super().remove(key)
         self._rank_head(block.kind)
-        if (
-            block.parent
-            and block.parent not in self._num_children
-            and (above := self._blocks.get(block.parent))
-        ):
+        above = self._blocks.get(block.parent)
+        if above is not None and block.parent not in self._num_children:
             self._rank_head(above.kind)
 
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> _KnownBlock:

@@ -18,7 +18,7 @@ _MOST_LEVELS = 7
 _MOST_SAMPLED = 8192
 _LEAST_USES_BETWEEN_FITS = 1024
 _FADE = 0.98
-"""What was counted before weighs so much at the next fit: half after some 34 times the sample's uses."""
+"""What was counted before weighs so much at the next fit: half after some 34 fits."""
 _BELIEF = 200.0
 """As many blocks as a class must have shown before it counts as much as what is known of all classes."""
 
@@ -105,7 +105,7 @@ class Hazards:
 
     def refit(self, now_s: float) -> bool:
         """Learn anew from what was counted, if enough has been since the last time; says whether it did."""
-        if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, len(self._sample)):
+        if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, 2 * len(self._sample)):
             return False
         self._num_uses = 0
         self._weigh(_FADE)

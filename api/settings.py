@@ -183,13 +183,17 @@ class Settings(BaseModel):
         shown="auto",
     )
     device_eviction: Name = _field(
-        "Device tier", "lru", "Which blocks go first when it is full, by plugin name."
+        "Device tier",
+        "lru",
+        "Which blocks go first when it is full: lru, lfu, s3fifo, arc, reuse, or a plugin's name.",
     )
 
     host_bytes: Bytes = _field(
         "Host tier", 2 * 2**30, "Memory of the machine for blocks; 0 for no host tier."
     )
-    host_eviction: Name = _field("Host tier", "lru", "Which blocks go first when it is full, by plugin name.")
+    host_eviction: Name = _field(
+        "Host tier", "lru", "Which blocks go first when it is full: see device_eviction."
+    )
 
     disk_bytes: Bytes = _field("Disk tier", 8 * 2**30, "Disk space for blocks; 0 for no disk tier.")
     disk_path: Folder = _field(
@@ -204,7 +208,9 @@ class Settings(BaseModel):
         "When a block is written: through at once, back when the host tier evicts it, second-use when it is "
         "wanted for the first time; without a host tier through alone.",
     )
-    disk_eviction: Name = _field("Disk tier", "lru", "Which blocks go first when it is full, by plugin name.")
+    disk_eviction: Name = _field(
+        "Disk tier", "lru", "Which blocks go first when it is full: see device_eviction."
+    )
 
     redis_url: Secret | None = _field(
         "Redis tier",
@@ -236,7 +242,7 @@ class Settings(BaseModel):
     redis_eviction: Name = _field(
         "Redis tier",
         "lru",
-        "Which of its own blocks go first when redis_bytes are full, by plugin name.",
+        "Which of its own blocks go first when redis_bytes are full: see device_eviction.",
     )
     redis_codec: Name = _field(
         "Redis tier", "zstd-planes", "Lossless form of blocks there, by plugin name; none for as they are."

@@ -2,4 +2,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("kvstore.conformance.backend", "kvstore.conformance.eviction")
+pytest.register_assert_rewrite(
+    *(f"kvstore.conformance.{name}" for name in ("backend", "eviction", "eviction_machine"))
+)

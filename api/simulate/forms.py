@@ -19,7 +19,7 @@ _MOST_MS = 1e15
 _NO_PARENT = -1
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """A line that is not a request; the message says why."""
 
 
@@ -49,13 +49,13 @@ class Fields:
 
 
 def parse_line(line: bytes) -> Mapping[str, Any]:
-    """Return the JSON object of a line. Raises ``Malformed``."""
+    """Return the JSON object of a line. Raises ``MalformedError``."""
     try:
         parsed = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"it is not JSON: {error}") from None
+        raise MalformedError(f"it is not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise Malformed("it is not a JSON object")
+        raise MalformedError("it is not a JSON object")
     return parsed
 
 
@@ -65,13 +65,13 @@ def form_of(parsed: Mapping[str, Any]) -> Form:
 
 
 def parse_fields(parsed: Mapping[str, Any], form: Form) -> Fields:
-    """Return what a line says. Raises ``Malformed`` for what is missing or cannot be."""
+    """Return what a line says. Raises ``MalformedError`` for what is missing or cannot be."""
     chat = parent_chat = None
     if form is BAILIAN:
         chat = _name(parsed, "chat_id")
         parent_chat = _name(parsed, "parent_chat_id")
         if chat is None:
-            raise Malformed("chat_id is missing")
+            raise MalformedError("chat_id is missing")
     return Fields(
         _time_ms(parsed, form),
         _tokens(parsed, "input_length"),
@@ -85,10 +85,9 @@ def parse_fields(parsed: Mapping[str, Any], form: Form) -> Fields:
 
 def _time_ms(parsed: Mapping[str, Any], form: Form) -> float:
     value = parsed.get("timestamp")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= _MOST_MS / form.unit_ms:
+    if type(value) not in {int, float} or not 0 <= (value or 0) <= _MOST_MS / form.unit_ms:
         raise _odd(parsed, "timestamp", "a number from 0 on")
-    return float(value * form.unit_ms)
+    return float((value or 0) * form.unit_ms)
 
 
 def _tokens(parsed: Mapping[str, Any], name: str) -> int:
@@ -119,10 +118,10 @@ def _stop(parsed: Mapping[str, Any]) -> str | None:
     return value
 
 
-def _odd(parsed: Mapping[str, Any], name: str, wanted: str) -> Malformed:
+def _odd(parsed: Mapping[str, Any], name: str, wanted: str) -> MalformedError:
     if name not in parsed:
-        return Malformed(f"{name} is missing")
-    return Malformed(f"{name} must be {wanted}, not {_shown(parsed[name])}")
+        return MalformedError(f"{name} is missing")
+    return MalformedError(f"{name} must be {wanted}, not {_shown(parsed[name])}")
 
 
 def _shown(value: Any) -> str:

@@ -25,7 +25,7 @@ class Prefill(NamedTuple):
 
 
 def prefill(trace: Trace, cell: Cell, tokens_per_s: float) -> Prefill:
-    """Return what hits are worth where tokens are computed at that rate, hits cost nothing and nobody waits."""
+    """Return what hits are worth at a rate of computing, where hits cost nothing and nobody waits."""
     all_s = trace.num_tokens / tokens_per_s
     saved_s = all_s * cell.token_hit_ratio
     return Prefill((all_s - saved_s) / len(trace.requests), saved_s)

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from api.simulate.forms import Fields, Form, Hash, Malformed, form_of, parse_fields, parse_line
+from api.simulate.forms import Fields, Form, Hash, MalformedError, form_of, parse_fields, parse_line
 from kvstore.errors import ConfigError, TraceError
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
@@ -126,23 +126,23 @@ class _Reader:
                 continue
             try:
                 yield self._request(line)
-            except Malformed as error:
+            except MalformedError as error:
                 raise TraceError(self._file, self.line_number, str(error)) from None
 
     def _request(self, line: bytes) -> TracedRequest:
         if len(line) == _MOST_LINE_BYTES:
-            raise Malformed(f"the line is longer than {_MOST_LINE_BYTES} bytes")
+            raise MalformedError(f"the line is longer than {_MOST_LINE_BYTES} bytes")
         parsed = parse_line(line)
         self._form = self._form or form_of(parsed)
         fields = parse_fields(parsed, self._form)
         num_most = -(-fields.input_tokens // self.block_tokens)
         if len(fields.hashes) > num_most:
-            raise Malformed(
+            raise MalformedError(
                 f"hash_ids names {len(fields.hashes)} blocks, but {fields.input_tokens} tokens fill"
                 f" {num_most} of {self.block_tokens} tokens"
             )
         if fields.at_ms < self._at_ms:
-            raise Malformed("timestamp is before that of the line above: sort the trace by time")
+            raise MalformedError("timestamp is before that of the line above: sort the trace by time")
         self._at_ms = fields.at_ms
         blocks = self._tree.walk(fields.hashes)
         return TracedRequest(fields.at_ms, fields.input_tokens, blocks, self._session(fields), fields.stop)

@@ -63,7 +63,10 @@ def test_blocks_that_are_not_used_again_in_time_make_the_cache_smaller(tmp_path:
     means = []
     for ttl in ([], ["--ttl", "20"]):
         file = tmp_path / "cells.json"
-        assert run(CONVERSATION, "--policy", "lru", "--capacity-blocks", "4000", *ttl, "--json", file).exit_code == 0
+        assert (
+            run(CONVERSATION, "--policy", "lru", "--capacity-blocks", "4000", *ttl, "--json", file).exit_code
+            == 0
+        )
         means.append(json.loads(file.read_text())["cells"][0]["mean_blocks"])
     assert means[1] < means[0]
 
@@ -77,7 +80,9 @@ def test_a_figure_has_both_bounds(tmp_path: Path) -> None:
 
 
 def test_the_way_from_lru_to_the_optimum() -> None:
-    low, mid, high = (Cell(name, 4, hit, 0, 0, 0) for name, hit in (("lru", 0.2), ("mine", 0.3), ("OPT", 0.6)))
+    low, mid, high = (
+        Cell(name, 4, hit, 0, 0, 0) for name, hit in (("lru", 0.2), ("mine", 0.3), ("OPT", 0.6))
+    )
     assert share_of_the_way(mid, [low, mid, high]) == pytest.approx(0.25)
     assert share_of_the_way(mid, [low, mid]) is None
     assert share_of_the_way(mid, [low, mid, Cell("OPT", 4, 0.2, 0, 0, 0)]) is None

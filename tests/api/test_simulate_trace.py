@@ -112,7 +112,8 @@ def test_a_chat_needs_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "reason"), [([], "it holds no request"), ([{**REQUEST, "hash_ids": []}], "no request has a block")]
+    ("lines", "reason"),
+    [([], "it holds no request"), ([{**REQUEST, "hash_ids": []}], "no request has a block")],
 )
 def test_a_trace_without_blocks_is_refused(tmp_path: Path, lines: list[Any], reason: str) -> None:
     with pytest.raises(TraceError, match=reason):

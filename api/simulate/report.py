@@ -44,7 +44,7 @@ def table(
     trace: Trace, cells: Sequence[Cell], ttl_s: float | None, tokens_per_s: float | None
 ) -> RenderableType:
     """Return one line for each cell, by capacity."""
-    shown = Table(box=box.SIMPLE_HEAD)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     headings = "capacity", "policy", "tokens hit", "blocks hit", "LRU to OPT", "mean blocks", "replay"
     for heading in (*headings, *(("mean TTFT", "saved") if tokens_per_s else ())):
         shown.add_column(heading, justify="left" if heading == "policy" else "right")

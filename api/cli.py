@@ -14,6 +14,7 @@ from api.commands.explain import explain
 from api.commands.generate import generate
 from api.commands.plan import plan
 from api.commands.serve import serve
+from api.commands.simulate import simulate
 from api.commands.version import show_version
 from kvstore.errors import ConfigError, PluginError, PrefixdError
 
@@ -50,6 +51,7 @@ def build_cli() -> typer.Typer:
     cli.command("demo")(demo)
     cli.add_typer(bench, name="bench")
     cli.command("plan")(plan)
+    cli.command("simulate")(simulate)
     cli.command("explain")(explain)
     cli.command("doctor")(doctor)
     cli.command("version")(show_version)

@@ -18,6 +18,7 @@
     │   ├── PromptTooLongError
     │   └── UnknownModelError
     ├── OverloadedError        too many requests wait already
+    ├── TraceError             a trace of requests that cannot be replayed
     ├── ServerFailedError      a server that was started or asked did not do as it must
     └── InvariantError         a conservation law does not hold, or a caller would break one
 
@@ -155,6 +156,15 @@ class OverloadedError(PrefixdError):
         super().__init__(f"{num_waiting} requests are waiting already: try again later")
         self.num_waiting = num_waiting
         self.retry_after_s = retry_after_s
+
+
+class TraceError(PrefixdError):
+    """A trace in ``file`` that cannot be replayed; ``line`` is at fault, ``None``: the whole."""
+
+    def __init__(self, file: object, line: int | None, reason: str) -> None:
+        super().__init__(f"{file}: {reason}" if line is None else f"{file}, line {line}: {reason}")
+        self.line = line
+        self.reason = reason
 
 
 class ServerFailedError(PrefixdError):

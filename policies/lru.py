@@ -129,7 +129,10 @@ class LeafFirstLRU:
     def _exposed_before(
         self, use: _Use | None, newly_exposed: list[tuple[_Use, bytes]], taken: list[tuple[_Use, bytes]]
     ) -> Iterator[bytes]:
-        while heap := min((h for h in (self._exposed, newly_exposed) if h), key=lambda h: h[0], default=None):
+        while self._exposed or newly_exposed:
+            heap = self._exposed
+            if newly_exposed and (not heap or newly_exposed[0] < heap[0]):
+                heap = newly_exposed
             if use is not None and heap[0][0] > use:
                 return
             entry = heappop(heap)

@@ -67,6 +67,7 @@ def plan(
         prefixd plan --model ~/models/Qwen3-0.6B --prefill-tok-s 900 --tier nfs=200MB/s,2ms --lengths 512,4096
     """
     from api.bench.report import check_report_file, write_report
+    from api.figures import check_figure_file
     from api.plan.inputs import Computing, model_shape, question
     from api.plan.outlook import outlook
     from api.plan.report import report
@@ -84,7 +85,7 @@ def plan(
     computing = Computing(device, utilisation, prefill_tok_s)
     asked = question(shape, computing, tier or (), lengths, chunk_tokens, block_tokens)
     check_report_file(json_file)
-    _check_plot_file(plot_file)
+    check_figure_file(plot_file)
     expected = outlook(asked.server, asked.tiers, asked.lengths)
     typer.echo(summary(asked, expected))
     for name in asked.tiers if tier else ():
@@ -95,18 +96,3 @@ def plan(
         from api.plan.figure import save_figure
 
         save_figure(asked, expected, plot_file)
-
-
-def _check_plot_file(file: Path | None) -> None:
-    """Find out before anything is shown whether it can be drawn. Raises ``ConfigError``."""
-    if file is None:
-        return
-    import importlib
-
-    from api.bench.report import check_report_file
-    from kvstore.errors import ConfigError
-
-    if file.suffix.lower() not in {".png", ".svg", ".pdf"}:
-        raise ConfigError("plot", f"{file} ends in neither .png nor .svg nor .pdf")
-    importlib.import_module("api.plan.figure")
-    check_report_file(file, "plot")

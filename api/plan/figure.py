@@ -6,21 +6,19 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from api.figures import save
 from api.plan.inputs import Question
 from api.plan.outlook import Length
 from api.quantities import format_rate
-from kvstore.errors import ConfigError
 from policies.wording import format_seconds
 
 _MOST_COLUMNS = 2
 _PANEL_INCHES = (5.2, 3.9)
 _COMPUTE, _LOAD, _BOTH = "#7f7f7f", "#1f77b4", "#d62728"
-_DOTS_PER_INCH = 150
 
 
 def save_figure(question: Question, lengths: Sequence[Length], file: Path) -> None:
@@ -39,11 +37,7 @@ def save_figure(question: Question, lengths: Sequence[Length], file: Path) -> No
         panel.set_ylabel("time to first token")
     panels[0, 0].legend(fontsize=8)
     figure.suptitle(f"{question.shape.name}, {question.what_computes}")
-    try:
-        with rc_context({"svg.fonttype": "none"}):  # text stays text
-            figure.savefig(file, dpi=_DOTS_PER_INCH)
-    except OSError as error:
-        raise ConfigError("plot", f"{file} cannot be written: {error.strerror}") from error
+    save(figure, file)
 
 
 def _draw_tier(panel: Axes, question: Question, tier: str, lengths: Sequence[Length]) -> None:

@@ -1,0 +1,1 @@
+"""What would be hit: a trace of requests replayed through eviction policies and capacities."""

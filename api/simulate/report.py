@@ -1,0 +1,84 @@
+"""What was hit, as a table for a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from api.simulate.replay import Cell
+from api.simulate.run import LOWER_BOUND, OPTIMUM
+from api.simulate.trace import Trace
+from policies.wording import format_seconds
+
+
+class Prefill(NamedTuple):
+    """What a cell's hits are worth, in seconds: the mean TTFT, and the device's time that they save."""
+
+    mean_ttft_s: float
+    saved_s: float
+
+
+def prefill(trace: Trace, cell: Cell, tokens_per_s: float) -> Prefill:
+    """Return what hits are worth at a rate of computing, where hits cost nothing and nobody waits."""
+    all_s = trace.num_tokens / tokens_per_s
+    saved_s = all_s * cell.token_hit_ratio
+    return Prefill((all_s - saved_s) / len(trace.requests), saved_s)
+
+
+def report(trace: Trace, cells: Sequence[Cell], tokens_per_s: float | None) -> dict[str, Any]:
+    """Return the cells as JSON; ratios from 0 to 1, ``seconds`` of the replay."""
+    worth = [prefill(trace, cell, tokens_per_s)._asdict() if tokens_per_s else {} for cell in cells]
+    return {
+        "trace": trace.name,
+        "cells": [{**asdict(cell), **more} for cell, more in zip(cells, worth, strict=True)],
+    }
+
+
+def table(
+    trace: Trace, cells: Sequence[Cell], ttl_s: float | None, tokens_per_s: float | None
+) -> RenderableType:
+    """Return one line for each cell, by capacity."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    headings = "capacity", "policy", "tokens hit", "blocks hit", "LRU to OPT", "mean blocks", "replay"
+    for heading in (*headings, *(("mean TTFT", "saved") if tokens_per_s else ())):
+        shown.add_column(heading, justify="left" if heading == "policy" else "right")
+    by_capacity = sorted(cells, key=lambda cell: cell.capacity_blocks)
+    for cell, next_cell in zip(by_capacity, [*by_capacity[1:], None], strict=True):
+        is_last = next_cell is None or next_cell.capacity_blocks != cell.capacity_blocks
+        worth = prefill(trace, cell, tokens_per_s) if tokens_per_s else ()
+        shown.add_row(*_row(cell, cells), *map(format_seconds, worth), end_section=is_last)
+    span_s = (trace.requests[-1].at_ms - trace.requests[0].at_ms) / 1000
+    what = (
+        f"{trace.name}: {len(trace.requests):,} requests in {span_s:,.0f} s, {trace.num_accesses:,} blocks of"
+        f" {trace.block_tokens} tokens, {trace.num_blocks:,} of them different"
+    )
+    lines = [what] if ttl_s is None else [what, f"TTL: {ttl_s:g} s, but for {OPTIMUM}"]
+    return Group(*map(Text, lines), shown)
+
+
+def share_of_the_way(cell: Cell, cells: Sequence[Cell]) -> float | None:
+    """Return how far a policy gets from LRU to the optimum; ``None``: they are not there, or no way apart."""
+    at = {other.policy: other for other in cells if other.capacity_blocks == cell.capacity_blocks}
+    if LOWER_BOUND not in at or OPTIMUM not in at:
+        return None
+    low, high = at[LOWER_BOUND].token_hit_ratio, at[OPTIMUM].token_hit_ratio
+    return (cell.token_hit_ratio - low) / (high - low) if high > low else None
+
+
+def _row(cell: Cell, cells: Sequence[Cell]) -> list[str]:
+    share = None if cell.policy in {LOWER_BOUND, OPTIMUM} else share_of_the_way(cell, cells)
+    return [
+        f"{cell.capacity_blocks:,}",
+        cell.policy,
+        f"{cell.token_hit_ratio:.2%}",
+        f"{cell.block_hit_ratio:.2%}",
+        "" if share is None else f"{share:.1%}",
+        f"{cell.mean_blocks:,.0f}",
+        f"{cell.seconds:.1f} s",
+    ]

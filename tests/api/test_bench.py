@@ -139,7 +139,7 @@ def test_bench_codecs_says_which_form_a_device_cannot_do(
         if dtype == torch.float8_e4m3fn:
             raise ConfigError("kv_dtype", "not here")
 
-    monkeypatch.setattr("engine_adapter.engine.models.require_convertible", refuse)
+    monkeypatch.setattr("engine_adapter.engine.formats.require_convertible", refuse)
     report = report_of(tmp_path / "report.json", "codecs", "--rounds", "1", "--model", str(model_folder))
     assert report["forms"]["fp8"] == {"refused": "not here"}
     assert report["forms"]["int8"]["bytes_per_token"] == 72

@@ -133,11 +133,8 @@ def test_of_a_long_prompt_the_best_split_costs_hardly_more_than_any(
     tiers = [*request.tiers, *(list(request.tiers[-1:]) * num_more)]
     request = replace(request, tiers=tiers, prompt_tokens=len(tiers) * BLOCK_TOKENS + 3)
     splits = Splits(request)
-    least_s = min(
-        [splits.all_computed().cost_s, *(splits.at(index).cost_s for index in range(len(tiers)))]
-        if splits.sources
-        else [splits.all_computed().cost_s]
-    )
+    at_blocks = [splits.at(index) for index, tier in enumerate(tiers) if tier in splits.sources]
+    least_s = min(split.cost_s for split in [splits.all_computed(), *at_blocks])
     assert splits.best().cost_s <= least_s * 1.02
 
 

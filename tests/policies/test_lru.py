@@ -56,4 +56,4 @@ def test_stale_entries_do_not_pile_up() -> None:
         policy.insert(key(2), key(1), float(step))
         policy.remove(key(2))
         policy.touch(key(1), float(step))
-    assert len(policy._exposed) <= 65
+    assert len(policy._queue._heap) <= 65

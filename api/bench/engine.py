@@ -96,7 +96,7 @@ class EngineBench:
                 stored = self._send(serving, [prompt], 2)
                 are_equal &= clean.token_ids == stored.token_ids
                 for tier in tiers:
-                    _keep_only_below(serving, tiers[: tiers.index(tier)])
+                    keep_only_below(serving, tiers[: tiers.index(tier)])
                     hit = self._send(serving, [prompt], 2)
                     are_equal &= hit.token_ids == clean.token_ids and hit.sources == {"computed", tier}
                     if number:
@@ -149,12 +149,13 @@ class EngineBench:
         events: list[SimpleQueue[Event]] = [SimpleQueue() for _ in prompts]
         for prompt, queue in zip(prompts, events, strict=True):
             serving.engine.submit(Request(prompt, sampling, cache), queue.put)
-        answers = [_collect(queue) for queue in events]
+        answers = [collect(queue) for queue in events]
         serving.engine.flush(60.0)
         return _summed(answers)
 
 
-def _collect(events: SimpleQueue[Event]) -> tuple[list[Delta], Finished]:
+def collect(events: SimpleQueue[Event]) -> tuple[list[Delta], Finished]:
+    """Wait for the rest of an answer and return it. Raises ``RuntimeError`` when it ended with an error."""
     deltas: list[Delta] = []
     while not isinstance(event := events.get(), Finished):
         deltas.append(event)
@@ -179,7 +180,7 @@ def _summed(answers: Sequence[tuple[list[Delta], Finished]]) -> Run:
     )
 
 
-def _keep_only_below(serving: Serving, tiers: Sequence[str]) -> None:
+def keep_only_below(serving: Serving, tiers: Sequence[str]) -> None:
     """Empty the faster tiers, so that the next one down has to serve the hit."""
     serving.engine.flush(60.0)
     for tier in tiers:

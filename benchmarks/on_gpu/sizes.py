@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 BLOCK_TOKENS = 16
 
@@ -112,30 +112,22 @@ FULL = Size(
     exact_pool_bytes=1 << 30,
 )
 
-SMOKE = Size(
+SMOKE = replace(
+    FULL,
     served=_LLAMA_1B,
-    exact=_EXACT,
     context_tokens=16_384,
     equal_tokens=1000,
-    control_tokens=88,
     answer_tokens=16,
     num_prompts=2,
     ttft_tokens=(8192,),
-    ttft_rounds=2,
-    decode_sequences=(1, 64),
-    decode_context=1024,
     decode_tokens=32,
-    attention_context=1024,
-    prefill_tokens=2048,
     attention_repeats=10,
-    grid_tokens=8192,
     grid_rates=(None, 1.0),
     copied_bytes=256 << 20,
     bandwidth_bytes=1 << 30,
     pool_bytes=4 << 30,
     host_bytes=2 << 30,
     disk_bytes=4 << 30,
-    exact_pool_bytes=1 << 30,
 )
 
 TINY = Size(

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
+from api.bench.engine import collect, keep_only_below
+from api.serving_config import serving_config
+from api.settings import Dtype, Settings
 from benchmarks.sides.protocol import Command, Prompts, serve
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.events import Delta, Event, Finished
 from engine_adapter.engine.request import CacheUse, Request, Sampling
-from engine_adapter.serving_config import ServingConfig, TierSetup
+from engine_adapter.serving_config import ServingConfig
 
 _GIB = 1 << 30
 _TIERS = ("device", "host", "disk")
@@ -24,7 +27,7 @@ _TIERS = ("device", "host", "disk")
 def load() -> Mapping[str, Command]:
     """Load the model and return what it can be asked."""
     model, dtype, chunk_tokens, folder = sys.argv[1:]
-    side = Side(assemble(configuration(Path(model), dtype, int(chunk_tokens), Path(folder))))
+    side = Side(assemble(configuration(Path(model), cast("Dtype", dtype), int(chunk_tokens), Path(folder))))
     atexit.register(side.serving.close)
     return {"answer": side.answer_s, "hits": side.hits_s, "gaps": side.gaps_s, "overhead": side.overhead_s}
 
@@ -47,33 +50,30 @@ class Side:
         began_s = time.perf_counter()
         queues = [self._submit(prompt, max_tokens, CacheUse.OFF) for prompt in prompts]
         for queue in queues:
-            _collect(queue)
+            collect(queue)
         return time.perf_counter() - began_s
 
     def hits_s(self, prompt: list[int]) -> dict[str, float]:
         """Return the time to a first token with the prompt in each tier and in none above it."""
-        engine, found = self.serving.engine, {}
-        for number, tier in enumerate(("computed", *_TIERS)):
-            engine.flush(60.0)
-            for above in _TIERS[: max(0, number - 1)]:
-                self.serving.clear(above)
+        collect(self._submit(prompt, 1, CacheUse.ON))
+        found = {}
+        for number, tier in enumerate(_TIERS):
+            keep_only_below(self.serving, _TIERS[:number])
             began_s = time.perf_counter()
-            _collect(self._submit(prompt, 1, CacheUse.ON))
+            collect(self._submit(prompt, 1, CacheUse.ON))
             found[tier] = time.perf_counter() - began_s
-        del found["computed"]
         return found
 
     def gaps_s(self, decoding: Prompts, prompt: list[int]) -> list[float]:
         """Return the times between tokens of ``decoding`` prompts while ``prompt`` is prefilled."""
         queues = [self._submit(one, 400, CacheUse.OFF) for one in decoding]
         for queue in queues:
-            _next(queue)
-            for _ in range(8):
+            for _ in range(9):
                 _next(queue)
-        _collect(self._submit(prompt, 1, CacheUse.OFF))
+        collect(self._submit(prompt, 1, CacheUse.OFF))
         gaps = [gap for queue in queues for gap in _waiting_gaps(queue)]
         for queue in queues:
-            _collect(queue)
+            collect(queue)
         return gaps
 
     def overhead_s(self, prompts: Prompts, max_tokens: int) -> float:
@@ -98,11 +98,6 @@ def _next(queue: SimpleQueue[Event]) -> Event:
     return event
 
 
-def _collect(queue: SimpleQueue[Event]) -> None:
-    while not isinstance(_next(queue), Finished):
-        pass
-
-
 def _waiting_gaps(queue: SimpleQueue[Event]) -> list[float]:
     """Return the gaps of what has come so far."""
     found = []
@@ -113,32 +108,25 @@ def _waiting_gaps(queue: SimpleQueue[Event]) -> list[float]:
     return found
 
 
-def configuration(model: Path, dtype: str, chunk_tokens: int, folder: Path) -> ServingConfig:
+def configuration(model: Path, dtype: Dtype, chunk_tokens: int, folder: Path) -> ServingConfig:
     """Return a server with all three tiers and what it keeps below ``folder``."""
-    tiers = (
-        TierSetup("host", _GIB, "lru", "through"),
-        TierSetup("disk", _GIB, "lru", "through", folder / "blocks"),
-    )
-    return ServingConfig(
+    settings = Settings(
         model=model,
-        weight_digests=folder / "digests.json",
         device="cpu",
         compute_dtype=dtype,
-        kv_dtype="auto",
-        block_tokens=16,
         device_bytes=_GIB,
-        device_eviction="lru",
-        tiers=tiers,
+        host_bytes=_GIB,
+        disk_bytes=_GIB,
+        disk_path=folder / "blocks",
+        cache_path=folder,
         default_ttl_s=None,
-        reload_policy="measured",
         load_deadline_s=30.0,
-        mode="serve",
         verify_share=0.0,
-        cost_folder=folder / "costs",
         max_batched_tokens=chunk_tokens,
         max_sequences=8,
         max_waiting=64,
     )
+    return serving_config(settings)
 
 
 if __name__ == "__main__":

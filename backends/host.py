@@ -78,6 +78,11 @@ class HostBackend:
             entry.num_readers += 1
         return self._loan(entry)
 
+    def where(self, key: bytes) -> Slot | None:
+        with self._lock:
+            entry = self._entries.get(key)
+            return None if entry is None else entry.slot
+
     def surrender(self, key: bytes) -> Slot | None:
         with self._lock:
             return self._remove(key)
@@ -123,7 +128,7 @@ class HostBackend:
                 raise InvariantError(f"host: {self._occupied_bytes} bytes are charged for {held} held")
 
     def _loan(self, entry: _Entry) -> Loan:
-        return Loan(entry.slot.view, partial(self._finish_reading, entry))
+        return Loan(entry.slot.view, partial(self._finish_reading, entry), entry.slot)
 
     def _keep(self, key: bytes, entry: _Entry) -> bool:
         """Make ``entry`` the block of ``key``, replacing what was there; ``False``: we are closed."""

@@ -6,9 +6,10 @@
     slots         |  used  |  free  |  used  | |  used  |  used  |  used  | |  free  |       left over
                   '--- stride_bytes: whole pages, one size class per slab ---'
 
-A slab belongs to the class of one slot size. A class keeps at most one empty slab, so that a
-block that comes and goes does not map and unmap in turn; others are given back at once, and the
-kept one as soon as another class needs its room.
+A slab belongs to a class: one slot size of one owner, for owners that must not see each other's bytes
+have no mapping in common. A class keeps at most one empty slab, so that a block that comes and goes does
+not map and unmap in turn; others are given back at once, and the kept one as soon as another class
+needs its room.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from collections.abc import Callable
 from threading import Lock
 
 from kvstore.errors import ConfigError, InvariantError
-from kvstore.slab import Slab, Unlock, nothing_to_undo
+from kvstore.slab import MapSlab, Slab, Unlock, map_private_slab, nothing_to_undo
 
 PAGE_BYTES = mmap.PAGESIZE
 DEFAULT_SLAB_BYTES = 32 * 1024 * 1024
 
 LockPages = Callable[[memoryview], Unlock]
+OwnerOf = Callable[[bytes], bytes]
+"""Says whose a namespace is, by its digest: blocks of two owners have no slab in common."""
 
 _NO_BYTES = memoryview(b"")
+
+_Class = tuple[bytes, int]  # owner, stride
 
 
 def slot_stride(nbytes: int) -> int:
@@ -48,7 +53,7 @@ class Slot:
         self.slab: Slab | None = slab  # None: freed
         self.offset = offset
         self.stride_bytes = slab.stride_bytes
-        self.view = slab.memory[offset : offset + nbytes]
+        self.view = slab.memory.slots[offset : offset + nbytes]
 
     def free(self) -> None:
         """Give the region back. Raises ``InvariantError`` the second time."""
@@ -58,8 +63,9 @@ class Slot:
 class Arena:
     """Hands out slots of host memory, at most ``budget_bytes`` mapped at any time; thread-safe.
 
-    ``lock_pages`` is called with each new slab and returns what undoes it (page-locking for a
-    GPU); what it raises, ``allocate`` raises.
+    ``lock_pages`` is called with the slots of each new slab and returns what undoes it (page-locking
+    for a GPU); what it raises, ``allocate`` raises. ``map_slab`` is where the memory comes from; what it
+    takes beside the slots (8 bytes for each) is not counted.
     """
 
     def __init__(
@@ -67,15 +73,18 @@ class Arena:
         budget_bytes: int,
         slab_bytes: int = DEFAULT_SLAB_BYTES,
         lock_pages: LockPages | None = None,
+        map_slab: MapSlab = map_private_slab,
     ) -> None:
         if budget_bytes < 0 or slab_bytes <= 0:
             raise ConfigError("arena", f"budget {budget_bytes} and slab {slab_bytes} bytes must be positive")
         self.budget_bytes = budget_bytes
         self._slab_bytes = slab_bytes
         self._lock_pages = lock_pages or _leave_pageable
-        self._slabs: set[Slab] = set()
-        self._open: dict[int, dict[Slab, None]] = {}  # by stride: slabs with a free slot, in order of use
-        self._empty: dict[int, Slab] = {}  # by stride: the one empty slab that is kept
+        self._map_slab = map_slab
+        self._num_mapped = 0
+        self._slabs: dict[int, Slab] = {}
+        self._open: dict[_Class, dict[Slab, None]] = {}  # slabs with a free slot, in order of use
+        self._empty: dict[_Class, Slab] = {}  # the one empty slab that is kept
         self._leaving: list[Slab] = []  # empty, still mapped and charged, about to be given back
         self._used_bytes = 0
         self._mapped_bytes = 0
@@ -93,15 +102,21 @@ class Arena:
         """Bytes of all slabs, used or not; never more than the budget."""
         return self._mapped_bytes
 
-    def allocate(self, nbytes: int) -> Slot | None:
+    def allocate(self, nbytes: int, owner: bytes = b"") -> Slot | None:
         """Return a slot of ``nbytes``, or ``None`` when the budget (or the machine) has no room.
 
-        About a microsecond; a new slab takes longer, most of it in ``lock_pages``.
+        About a microsecond; a new slab takes longer, most of it in ``lock_pages``. In the slot's slab
+        there are only others of the same ``owner``.
         """
-        stride = slot_stride(nbytes)
+        wanted = owner, slot_stride(nbytes)
         with self._lock:
-            slot = self._take(stride, nbytes)
-        return slot or self._allocate_from_new_slab(stride, nbytes)
+            slot = self._take(wanted, nbytes)
+        return slot or self._allocate_from_new_slab(wanted, nbytes)
+
+    def slab(self, number: int) -> Slab | None:
+        """Return the slab with this number, while it is in use or kept."""
+        with self._lock:
+            return self._slabs.get(number)
 
     def take_back(self, slot: Slot) -> None:
         """Make ``slot`` free again. Raises ``InvariantError`` when it is already."""
@@ -110,7 +125,7 @@ class Arena:
             if slab is None:
                 raise InvariantError("a slot was freed twice")
             slot.view = _NO_BYTES
-            if slab in self._slabs:
+            if slab.number in self._slabs:
                 self._put_back(slab, slot.offset)
             surplus = bool(self._leaving)
         if surplus:
@@ -120,14 +135,15 @@ class Arena:
     def check(self) -> None:
         """Raise ``InvariantError`` when slabs, free slots and totals do not add up."""
         with self._mapping, self._lock:
-            for slab in self._slabs:
+            slabs = self._slabs.values()
+            for slab in slabs:
                 slab.check()
-            open_slabs = {slab for slabs in self._open.values() for slab in slabs}
-            _require(open_slabs == {slab for slab in self._slabs if slab.free}, "free slots out of reach")
-            empty = {slab for slab in self._slabs if slab.is_empty}
+            open_slabs = {slab for of_class in self._open.values() for slab in of_class}
+            _require(open_slabs == {slab for slab in slabs if slab.free}, "free slots out of reach")
+            empty = {slab for slab in slabs if slab.is_empty}
             _require(empty == set(self._empty.values()), "an empty slab was not given back")
-            _require(sum(slab.used_bytes for slab in self._slabs) == self._used_bytes, "used bytes")
-            mapped = [*self._slabs, *self._leaving]
+            _require(sum(slab.used_bytes for slab in slabs) == self._used_bytes, "used bytes")
+            mapped = [*slabs, *self._leaving]
             _require(sum(slab.nbytes for slab in mapped) == self._mapped_bytes, "mapped bytes")
             _require(self._mapped_bytes <= self.budget_bytes, "more is mapped than the budget allows")
 
@@ -136,41 +152,41 @@ class Arena:
         with self._mapping:
             with self._lock:
                 self._closed = True
-                slabs = [*self._slabs, *self._leaving]
+                slabs = [*self._slabs.values(), *self._leaving]
                 for holder in (self._slabs, self._open, self._empty, self._leaving):
                     holder.clear()
                 self._used_bytes = self._mapped_bytes = 0
             for slab in slabs:
-                slab.unlock()
+                slab.let_go()
 
-    def _take(self, stride: int, nbytes: int) -> Slot | None:
-        slabs = self._open.get(stride)
+    def _take(self, wanted: _Class, nbytes: int) -> Slot | None:
+        slabs = self._open.get(wanted)
         if not slabs:
             return None
         slab = next(iter(slabs))
         if slab.is_empty:
-            self._empty.pop(stride, None)
+            self._empty.pop(wanted, None)
         offset = slab.free.pop()
         if not slab.free:
             del slabs[slab]
-        self._used_bytes += stride
+        self._used_bytes += slab.stride_bytes
         return Slot(self, slab, offset, nbytes)
 
-    def _allocate_from_new_slab(self, stride: int, nbytes: int) -> Slot | None:
+    def _allocate_from_new_slab(self, wanted: _Class, nbytes: int) -> Slot | None:
         with self._mapping:
             with self._lock:  # somebody else may have mapped or freed meanwhile
-                if slot := self._take(stride, nbytes):
+                if slot := self._take(wanted, nbytes):
                     return slot
-            num_slots = self._make_room(stride)
-            slab = self._map(stride, num_slots) if num_slots else None
+            num_slots = self._make_room(wanted[1])
+            slab = self._map(wanted, num_slots) if num_slots else None
             if slab is None:
                 return None
             with self._lock:
-                self._slabs.add(slab)
+                self._slabs[slab.number] = slab
                 self._mapped_bytes += slab.nbytes
-                self._open.setdefault(stride, {})
+                self._open.setdefault(wanted, {})
                 self._keep_empty(slab)  # a slot that was freed meanwhile may be taken before its own
-                slot = self._take(stride, nbytes)
+                slot = self._take(wanted, nbytes)
             if self._leaving:
                 self._give_back_one()
             return slot
@@ -184,12 +200,15 @@ class Arena:
                 return min(fitting, wanted)
         return 0
 
-    def _map(self, stride: int, num_slots: int) -> Slab | None:
+    def _map(self, wanted: _Class, num_slots: int) -> Slab | None:
+        owner, stride = wanted
         try:
-            slab = Slab(stride, num_slots)
+            memory = self._map_slab(stride, num_slots)
         except (OSError, OverflowError):  # the machine has less memory than the budget says
             return None
-        slab.unlock = self._lock_pages(slab.memory)
+        self._num_mapped += 1
+        slab = Slab(stride, memory, owner, self._num_mapped)
+        slab.unlock = self._lock_pages(memory.slots)
         return slab
 
     def _give_back_one(self) -> bool:
@@ -203,33 +222,37 @@ class Arena:
             else:
                 return False
         nbytes = slab.nbytes
-        slab.unlock()
+        slab.let_go()
         del slab  # the last reference: unmapped here, and charged to the budget until here
         with self._lock:
             self._mapped_bytes -= nbytes
         return True
 
     def _forget(self, slab: Slab) -> None:
-        self._slabs.remove(slab)
-        del self._open[slab.stride_bytes][slab]
+        del self._slabs[slab.number]
+        del self._open[_class_of(slab)][slab]
 
     def _put_back(self, slab: Slab, offset: int) -> None:
-        slab.free.append(offset)
+        slab.put_back(offset)
         self._used_bytes -= slab.stride_bytes
         if slab.is_empty:
             self._keep_empty(slab)
         else:
-            self._open[slab.stride_bytes][slab] = None
+            self._open[_class_of(slab)][slab] = None
 
     def _keep_empty(self, slab: Slab) -> None:
         """Keep an empty slab for its class, in place of the one that was kept before."""
-        slabs = self._open[slab.stride_bytes]
+        slabs = self._open[_class_of(slab)]
         slabs.pop(slab, None)
         slabs[slab] = None  # last in line: what is in use fills up first
-        if surplus := self._empty.get(slab.stride_bytes):
+        if surplus := self._empty.get(_class_of(slab)):
             self._forget(surplus)
             self._leaving.append(surplus)
-        self._empty[slab.stride_bytes] = slab
+        self._empty[_class_of(slab)] = slab
+
+
+def _class_of(slab: Slab) -> _Class:
+    return slab.owner, slab.stride_bytes
 
 
 def _leave_pageable(_memory: memoryview) -> Unlock:

@@ -20,6 +20,8 @@
     ├── OverloadedError        too many requests wait already
     ├── TraceError             a trace of requests that cannot be replayed
     ├── ServerFailedError      a server that was started or asked did not do as it must
+    ├── ChannelError           a connection to a store in another process ended, or spoke oddly
+    ├── AccessError            a token that is missing, wrong, or not enough for what was asked
     └── InvariantError         a conservation law does not hold, or a caller would break one
 
 Each error carries its facts as attributes, and its message is one line that says what to do.
@@ -169,6 +171,22 @@ class TraceError(PrefixdError):
 
 class ServerFailedError(PrefixdError):
     """A server that this process started or asked did not do as it must."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ChannelError(PrefixdError):
+    """A connection to a store in another process ended, or what came over it makes no sense."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AccessError(PrefixdError):
+    """A token that is missing or wrong, or whose role does not allow what was asked."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -10,7 +10,7 @@ from functools import partial
 from threading import Condition
 
 from kvstore.absences import Cause
-from kvstore.arena import Arena, Slot
+from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.frame import checksum
@@ -54,6 +54,7 @@ class Flights:
         clock: Clock,
         audit: Audit,
         on_transfer: OnTransfer | None,
+        owner_of: OwnerOf,
     ) -> None:
         self._index = index
         self._placement = placement
@@ -61,6 +62,7 @@ class Flights:
         self._clock = clock
         self._audit = audit
         self._on_transfer = on_transfer
+        self._owner_of = owner_of
         self._flights: dict[bytes, _Flight] = {}
         # By tier; for each flight there is one job in its pool.
         self._waiting: defaultdict[int, deque[_Flight]] = defaultdict(deque)
@@ -145,7 +147,7 @@ class Flights:
                 flight.slot = self._staging_slot(flight)
             elif self._is_wanted(flight):
                 # Not from under the hands of those that wait for it.
-                flight.slot = None if self._in_line else self._arena.allocate(flight.record.raw_bytes)
+                flight.slot = None if self._in_line else self._allocate(flight)
                 if flight.slot is None:
                     with self._changed:
                         self._waiting[tier.bit].appendleft(boarded.pop())
@@ -200,7 +202,9 @@ class Flights:
             flight.load.finish(None)
             return
         data, give_back = arrived.view, self._keep(flight, arrived)
-        flight.load.finish(lambda n: SharedBytes(data, give_back, tier=flight.tier.name, num_readers=n))
+        flight.load.finish(
+            lambda n: SharedBytes(data, give_back, tier=flight.tier.name, num_readers=n, slot=arrived)
+        )
 
     def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
         """Promote what was loaded if memory has room; returns how its bytes are given back."""
@@ -226,6 +230,9 @@ class Flights:
         with self._changed:
             self._changed.notify_all()
 
+    def _allocate(self, flight: _Flight) -> Slot | None:
+        return self._arena.allocate(flight.record.raw_bytes, self._owner_of(flight.record.namespace))
+
     def _is_wanted(self, flight: _Flight) -> bool:
         return not flight.tier.pool.is_closing and flight.load.is_wanted()
 
@@ -236,7 +243,7 @@ class Flights:
         try:
             while self._is_wanted(flight):
                 is_first = self._in_line[0] is flight
-                slot = self._arena.allocate(flight.record.raw_bytes) if is_first else None
+                slot = self._allocate(flight) if is_first else None
                 if slot is not None or self._clock.monotonic_s() >= ends_at_s:
                     return slot
                 memory = self._placement.memory

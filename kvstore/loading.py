@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Event, Lock
 
+from kvstore.arena import Slot
 from kvstore.errors import InvariantError
 
 GiveBack = Callable[[], None]
@@ -14,13 +15,20 @@ OnDone = Callable[[], None]
 class SharedBytes:
     """Verified bytes of one block with several readers, given back when the last one lets go."""
 
-    __slots__ = ("_give_back", "_lock", "_num_readers", "data", "tier")
+    __slots__ = ("_give_back", "_lock", "_num_readers", "data", "slot", "tier")
 
     def __init__(
-        self, data: memoryview, give_back: GiveBack, *, tier: str = "", num_readers: int = 1
+        self,
+        data: memoryview,
+        give_back: GiveBack,
+        *,
+        tier: str = "",
+        num_readers: int = 1,
+        slot: Slot | None = None,
     ) -> None:
         self.data = data
         self.tier = tier
+        self.slot = slot
         self._give_back = give_back
         self._num_readers = num_readers
         self._lock = Lock()
@@ -51,6 +59,11 @@ class LoadedBlock:
     def tier(self) -> str:
         """The name of the tier it came from."""
         return self._held.tier
+
+    @property
+    def slot(self) -> Slot | None:
+        """Where in an arena the bytes lie; ``None``: in other memory."""
+        return self._held.slot
 
     def release(self) -> None:
         """Let go of the bytes; idempotent."""

@@ -30,6 +30,7 @@ class Lent(NamedTuple):
     record: Record
     data: memoryview
     give_back: GiveBack
+    slot: Slot
 
 
 class Placement(Removal):
@@ -219,7 +220,7 @@ class Placement(Removal):
             loan.give_back()
             self._index.unhold([record])
 
-        return Lent(record, loan.data, give_back)
+        return Lent(record, loan.data, give_back, loan.slot)
 
     def _see_off(self, tier: Tier, victim: Record) -> None:
         """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.absences import Cause
+from kvstore.arena import Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.flights import Flights
@@ -55,6 +56,13 @@ class Retrieval:
                 return Ticket.of(shared)
         return Ticket.of(None)
 
+    def places(self, records: Sequence[Record]) -> list[Slot | None]:
+        """Return where held blocks lie in our own memory, to be read while they are held."""
+        memory = self._placement.memory
+        if memory is None:
+            return [None] * len(records)
+        return [memory.lending.where(record.key) for record in records]
+
     def get_into(self, key: bytes, out: memoryview, timeout_s: float) -> bool:
         """Copy the block of ``key`` into ``out``; blocks up to ``timeout_s``. ``False``: a miss."""
         memory, now_ms = self._placement.memory, self._clock.wall_ms()
@@ -101,7 +109,7 @@ class Retrieval:
             lent.give_back()
             return None
         tier.counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, len(lent.data))
-        return SharedBytes(lent.data, lent.give_back, tier=tier.name)
+        return SharedBytes(lent.data, lent.give_back, tier=tier.name, slot=lent.slot)
 
     def _drop_corrupt(self, tier: MemoryTier, record: Record) -> None:
         tier.counters.add(Count.CORRUPT)

@@ -124,6 +124,7 @@ class Loan(NamedTuple):
 
     data: memoryview
     give_back: Callable[[], None]
+    slot: Slot
 
 
 @runtime_checkable
@@ -136,6 +137,10 @@ class Lending(Protocol):
 
     def lend(self, key: bytes) -> Loan | None:
         """Lend the block's bytes; ``None``: not there."""
+        ...
+
+    def where(self, key: bytes) -> Slot | None:
+        """Return the slot that holds a block, to be read while the block is held; ``None``: not there."""
         ...
 
     def surrender(self, key: bytes) -> Slot | None:

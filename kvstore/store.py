@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from kvstore.absences import Absence, Absences, Cause
-from kvstore.arena import Arena
+from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
@@ -25,13 +25,17 @@ from kvstore.recovery import Recovery
 from kvstore.residents import fastest
 from kvstore.retrieval import Retrieval
 from kvstore.seams import Codec, OnTransfer
-from kvstore.shared_tier import make_tier
+from kvstore.shared_tier import SharedTier, make_tier
 from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
 from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
 
 __all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
+
+
+def _nobodys(_namespace: bytes) -> bytes:
+    return b""
 
 
 class TieredStore:
@@ -41,7 +45,7 @@ class TieredStore:
     can lend (``Lending``) keeps its blocks there as well, and must come first. Methods block on
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
-    each block that was read from a medium.
+    each block that was read from a medium; ``owner_of`` says whose slabs of ``arena`` a block lies in.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class TieredStore:
         *,
         codecs: Sequence[Codec] = (),
         on_transfer: OnTransfer | None = None,
+        owner_of: OwnerOf = _nobodys,
     ) -> None:
         refuse_odd_tiers(tiers)
         self.config = config or StoreConfig()
@@ -70,9 +75,9 @@ class TieredStore:
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
-        flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer)
+        flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer, owner_of)
         self._retrieval = Retrieval(self._tiers, self._index, self._placement, flights, self._clock, audit)
-        self._storing = Storing(self._placement, self._index, arena, audit)
+        self._storing = Storing(self._placement, self._index, arena, audit, owner_of)
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
@@ -98,6 +103,24 @@ class TieredStore:
         if records:
             self._leases.add(hit)
         return hit
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """All tiers from the fastest, the engine's own pool first."""
+        return self._names
+
+    @property
+    def asks_media(self) -> bool:
+        """Whether there are tiers that have to be asked what they hold (``inquire``)."""
+        return any(isinstance(tier, SharedTier) for tier in self._tiers)
+
+    def now_s(self) -> float:
+        """Return the time on the clock that deadlines of leases and loads are told in."""
+        return self._clock.monotonic_s()
+
+    def namespaces_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the digest of each block's namespace, ``None`` where it is not known."""
+        return self._index.namespaces_of(keys)
 
     def peek(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
         """Return each block's fastest tier, ``None``: in no tier; nothing is leased, touched or extended."""
@@ -144,6 +167,10 @@ class TieredStore:
             hit.release()
             raise LeaseExpiredError(max(late_s, 0.0))
         return self._retrieval.load(hit.keys[index], deadline_s, on_done)
+
+    def places(self, hit: Hit) -> list[Slot | None]:
+        """Return where the blocks of ``hit.records`` lie in our own memory, to be read under its lease."""
+        return self._retrieval.places(hit.records)
 
     def reserve(
         self, namespace: Namespace, key: bytes, parent: bytes, nbytes: int, *, num_tokens: int | None = None,
@@ -203,6 +230,10 @@ class TieredStore:
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
         self._index.unreport(DEVICE_BIT, key, self._clock.wall_ms())
+
+    def own_namespace(self, namespace: Namespace) -> Namespace:
+        """Return the namespace that our blocks are kept in: here the same one."""
+        return namespace
 
     def register_namespace(self, namespace: Namespace) -> None:
         """Keep the namespace's manifest beside its blocks, in every tier that outlives us. Never blocks.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.absences import Cause
-from kvstore.arena import Arena, Slot
+from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.frame import checksum
 from kvstore.index import ResidencyIndex
@@ -41,8 +41,12 @@ class Reservation:
         self._home = home
         self._lower = lower
 
-    def commit(self) -> None:
-        """Make the block visible, all its bytes being in ``view``; lower tiers follow behind."""
+    def commit(self, known_checksum: int | None = None) -> None:
+        """Make the block visible, all its bytes being in ``view``; lower tiers follow behind.
+
+        ``known_checksum`` is the xxh3 of these bytes, if the caller has it.
+        """
+        self._facts.checksum = known_checksum
         self._storing.commit(self._facts, self._slot, self._home, self._lower)
 
     def abort(self) -> None:
@@ -57,7 +61,10 @@ class Storing:
     be verified; the others when they are first written to a lower tier.
     """
 
-    def __init__(self, placement: Placement, index: ResidencyIndex, arena: Arena, audit: Audit) -> None:
+    def __init__(
+        self, placement: Placement, index: ResidencyIndex, arena: Arena, audit: Audit, owner_of: OwnerOf
+    ) -> None:
+        self._owner_of = owner_of
         self._placement = placement
         self._index = index
         self._arena = arena
@@ -76,7 +83,7 @@ class Storing:
                 return None
         lower = self._placement.write_targets(num_tokens, facts)
         home = Home(memory, room) if memory is not None and room is not None else None
-        slot = self._allocate(facts.raw_bytes, home) if home or lower else None
+        slot = self._allocate(facts, home) if home or lower else None
         if slot is None:
             self._drop(facts.key, home, lower if memory is None else [memory])
             return None
@@ -85,11 +92,11 @@ class Storing:
     def commit(self, facts: Record, slot: Slot, home: Home | None, lower: Sequence[Tier]) -> None:
         """Publish a filled slot and queue it for the tiers below."""
         view, give_back = slot.view, slot.free
-        if self._audit.selects(facts.key):
+        if facts.checksum is None and self._audit.selects(facts.key):
             facts.checksum = checksum(view)
         kept = self._placement.keep(home.tier, facts, home.room, slot) if home else None
         if kept is not None:
-            facts, view, give_back = kept
+            facts, view, give_back = kept.record, kept.data, kept.give_back
         if not lower:
             give_back()
             return
@@ -107,11 +114,12 @@ class Storing:
         """Blocks were hit: lower tiers that wait for a second use may take them now."""
         self._placement.write_on_second_use(records)
 
-    def _allocate(self, nbytes: int, home: Home | None) -> Slot | None:
+    def _allocate(self, facts: Record, home: Home | None) -> Slot | None:
         """Return a slot; where the budget has room and memory has not, more blocks make way."""
-        slot = self._arena.allocate(nbytes)
+        owner = self._owner_of(facts.namespace)
+        slot = self._arena.allocate(facts.raw_bytes, owner)
         while slot is None and home is not None and self._placement.evict_next(home.tier):
-            slot = self._arena.allocate(nbytes)
+            slot = self._arena.allocate(facts.raw_bytes, owner)
         return slot
 
     def _drop(self, key: bytes, home: Home | None, wanting: Sequence[Tier]) -> None:

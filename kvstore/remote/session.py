@@ -1,0 +1,293 @@
+"""One client of a store's server: what it holds of the store, all given back when it goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
+from typing import NamedTuple
+
+from kvstore.arena import Arena, Slot
+from kvstore.errors import ChannelError, PrefixdError
+from kvstore.frame import checksum, copy_and_checksum
+from kvstore.leases import Hit
+from kvstore.loading import LoadedBlock, Ticket
+from kvstore.namespace import Namespace
+from kvstore.remote.channel import Channel
+from kvstore.remote.tenancy import Role, Tenant
+from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
+from kvstore.store import TieredStore
+from kvstore.storing import Reservation
+
+_MOST_LEASES = 4096
+_MOST_TICKETS = 4096
+_RESERVED_S = 60.0
+_LONGEST_INQUIRY_S = 60.0
+_NO_KEY = bytes(16)
+
+
+class Offer(NamedTuple):
+    """A block that a client would like to store; see ``TieredStore.reserve``."""
+
+    namespace: bytes
+    key: bytes
+    parent: bytes
+    nbytes: int
+    num_tokens: int | None
+    first_token: int | None
+    ttl_s: float | None
+
+
+class Reserved(NamedTuple):
+    """Memory that waits for a client's block, at most until ``ends_s``."""
+
+    reservation: Reservation
+    ends_s: float
+
+
+class Session:
+    """What one client may do and holds. Thread-safe; its worker copies, and tells what has ended.
+
+    ``staging`` is memory that the client writes to at any time: it is copied, and only the copy counts.
+    """
+
+    def __init__(self, store: TieredStore, arena: Arena, tenant: Tenant, staging: memoryview) -> None:
+        self.tenant = tenant
+        self.store = store
+        self._arena = arena
+        self._staging = staging
+        self._namespaces: dict[bytes, Namespace] = {}
+        self._leases: dict[int, Hit] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._loaded: dict[int, LoadedBlock] = {}
+        self._reservations: dict[int, Reserved] = {}
+        self._numbers = count(1)
+        self._lock = Lock()
+        self._news: Channel | None = None
+        self._jobs: SimpleQueue[partial[None] | None] = SimpleQueue()
+        self._num_commits = 0
+        self._committed = Condition(self._lock)
+        self._is_open = True
+        Thread(target=self._work, name="client-copies", daemon=True).start()
+
+    def listen(self, news: Channel) -> None:
+        """Tell what ends over this connection from now on."""
+        self._news = news
+
+    def register(self, namespace: Namespace) -> Namespace:
+        """Return the tenant's own namespace for what a client describes; its blocks may be named then."""
+        own = self.tenant.own(namespace)
+        self._namespaces[own.digest] = own
+        self.store.register_namespace(own)
+        return own
+
+    def knows(self, namespace: Namespace) -> bool:
+        """Say whether a namespace is one that this client has described."""
+        return namespace.digest in self._namespaces
+
+    def own(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return ``keys``, but for those of others' blocks one that nobody has."""
+        mine = self._namespaces
+        namespaces = self.store.namespaces_of(keys)
+        return [
+            key if namespace is None or namespace in mine else _NO_KEY
+            for key, namespace in zip(keys, namespaces, strict=True)
+        ]
+
+    def look_up(self, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None) -> tuple[int, Hit]:
+        """Look blocks up; returns the lease's number (0: nothing is leased) and the hit."""
+        self._wait_for_commits()
+        hit = self.store.lookup(self.own(keys), lease_s, ttl_s)
+        if not hit.records:
+            return 0, hit
+        with self._lock:
+            if len(self._leases) >= _MOST_LEASES:
+                self._leases = {number: held for number, held in self._leases.items() if held.is_leased}
+            if len(self._leases) >= _MOST_LEASES or not self._is_open:
+                hit.release()
+                return 0, hit
+            number = next(self._numbers)
+            self._leases[number] = hit
+        return number, hit
+
+    def places(self, hit: Hit) -> list[Place]:
+        """Return where each block of a hit lies."""
+        tier_numbers = {name: number for number, name in enumerate(self.store.tier_names)}
+        slots = iter(zip(hit.records, self.store.places(hit), strict=True))
+        places = []
+        for tier in hit.tiers:
+            if tier is None:
+                places.append(NOWHERE)
+                continue
+            record, slot = next(slots)
+            places.append(_place(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
+        return places
+
+    def release(self, lease: int) -> None:
+        """Give a lease back; nothing happens when it is over."""
+        with self._lock:
+            hit = self._leases.pop(lease, None)
+        if hit is not None:
+            hit.release()
+
+    def load(self, lease: int, index: int, number: int, timeout_s: float) -> None:
+        """Begin to load a leased block; its end is told under ``number``, once."""
+        done = partial(self._jobs.put, partial(self._tell_loaded, number))
+        with self._lock:
+            hit = self._leases.get(lease)
+            is_fit = hit is not None and index < len(hit.keys) and number not in self._tickets
+            if hit is None or not is_fit or len(self._tickets) + len(self._loaded) >= _MOST_TICKETS:
+                self._jobs.put(partial(self._tell_ended, number, None))
+                return
+            deadline_s = self.store.now_s() + (timeout_s if math.isfinite(timeout_s) else 1e9)
+            try:
+                ticket = self.store.load(hit, index, deadline_s, done)
+            except PrefixdError:
+                self._jobs.put(partial(self._tell_ended, number, None))
+                return
+            self._tickets[number] = ticket
+        if ticket.done():
+            done()
+
+    def let_go(self, number: int) -> None:
+        """Give a load up, or its bytes back."""
+        with self._lock:
+            ticket, loaded = self._tickets.pop(number, None), self._loaded.pop(number, None)
+        if ticket is not None:
+            ticket.abandon()
+        if loaded is not None:
+            loaded.release()
+
+    def inquire(self, number: int, keys: Sequence[bytes], timeout_s: float, block_bytes: int | None) -> None:
+        """Ask the media that must be asked; the end is told under ``number``, once."""
+        done = partial(self._jobs.put, partial(self._tell, Kind.INQUIRED, NUMBER.pack(number)))
+        inquiry = None
+        if self._is_open and len(keys) > 0:
+            deadline_s = self.store.now_s() + min(timeout_s, _LONGEST_INQUIRY_S)
+            inquiry = self.store.inquire(self.own(keys), deadline_s, done, block_bytes)
+        if inquiry is None or inquiry.done():
+            done()
+
+    def reserve(self, offer: Offer) -> int:
+        """Offer a block; returns the reservation's number, 0: it is not wanted."""
+        namespace = self._namespaces.get(offer.namespace)
+        if namespace is None or self.tenant.role < Role.DATA or not 0 < offer.nbytes <= len(self._staging):
+            return 0
+        reservation = self.store.reserve(
+            namespace,
+            offer.key,
+            offer.parent,
+            offer.nbytes,
+            num_tokens=offer.num_tokens,
+            first_token=offer.first_token,
+            ttl_s=offer.ttl_s,
+        )
+        if reservation is None:
+            return 0
+        with self._lock:
+            reserved_bytes = sum(len(held.reservation.view) for held in self._reservations.values())
+            if reserved_bytes + offer.nbytes <= len(self._staging) and self._is_open:
+                number = next(self._numbers)
+                self._reservations[number] = Reserved(reservation, self.store.now_s() + _RESERVED_S)
+                return number
+        reservation.abort()
+        return 0
+
+    def commit(self, number: int, offset: int) -> None:
+        """Copy a reserved block's bytes from the staging memory and publish it, behind."""
+        with self._lock:
+            self._num_commits += 1
+        self._jobs.put(partial(self._commit, number, offset))
+
+    def abort(self, number: int) -> None:
+        """Give a reservation back."""
+        with self._lock:
+            reserved = self._reservations.pop(number, None)
+        if reserved is not None:
+            reserved.reservation.abort()
+
+    def sweep(self, now_s: float) -> None:
+        """Give back what the client has left lying about for too long."""
+        with self._lock:
+            overdue = [number for number, reserved in self._reservations.items() if reserved.ends_s < now_s]
+        for number in overdue:
+            self.abort(number)
+
+    def close(self) -> None:
+        """Give everything back: the client is gone. Idempotent."""
+        with self._lock:
+            self._is_open = False
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+        finally:
+            with self._lock:
+                self._is_open = False
+                self._committed.notify_all()
+            for lease in list(self._leases):
+                self.release(lease)
+            for number in [*self._tickets, *self._loaded]:
+                self.let_go(number)
+            for number in list(self._reservations):
+                self.abort(number)
+
+    def _commit(self, number: int, offset: int) -> None:
+        with self._lock:
+            reserved = self._reservations.pop(number, None)
+        if reserved is not None:
+            reservation = reserved.reservation
+            staged = self._staging[offset : offset + len(reservation.view)]
+            if len(staged) == len(reservation.view):
+                reservation.commit(copy_and_checksum(staged, reservation.view))
+            else:
+                reservation.abort()
+        with self._committed:
+            self._num_commits -= 1
+            self._committed.notify_all()
+        self._tell(Kind.STAGED, NUMBER.pack(number))
+
+    def _wait_for_commits(self) -> None:
+        """Let a client find what it has stored itself."""
+        with self._committed:
+            self._committed.wait_for(lambda: not self._num_commits or not self._is_open)
+
+    def _tell_loaded(self, number: int) -> None:
+        with self._lock:
+            ticket = self._tickets.pop(number, None)
+            block = None if ticket is None else ticket.take()
+            if block is not None:
+                self._loaded[number] = block
+        if ticket is not None:
+            self._tell_ended(number, block)
+
+    def _tell_ended(self, number: int, block: LoadedBlock | None) -> None:
+        if block is None or block.slot is None:
+            self.let_go(number)
+            self._tell(Kind.LOADED, ENDED.pack(number, 0), pack_places([NOWHERE]))
+            return
+        tier = self.store.tier_names.index(block.tier)
+        place = _place(tier, len(block.data), block.slot, checksum(block.data))
+        self._tell(Kind.LOADED, ENDED.pack(number, 1), pack_places([place]))
+
+    def _tell(self, kind: Kind, *parts: bytes) -> None:
+        news = self._news
+        if news is None:
+            return
+        try:
+            news.send(kind, *parts)
+        except ChannelError:
+            self._news = None
+
+
+def _place(tier: int, nbytes: int, slot: Slot | None, known_checksum: int | None) -> Place:
+    slab = None if slot is None else slot.slab
+    if slot is None or slab is None or slab.memory.descriptor < 0 or known_checksum is None:
+        return Place(tier, 0, 0, nbytes, 0, 0)
+    generation = slab.memory.generations[slot.offset // slab.stride_bytes]
+    return Place(tier, slab.number, slot.offset, nbytes, generation, known_checksum)

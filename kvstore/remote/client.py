@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from kvstore.absences import Absence, Cause
 from kvstore.arena import Arena
@@ -37,8 +38,8 @@ class RemoteStore(Reconnecting):
         """Connect, if a server answers. Raises ``AccessError`` or ``ConfigError`` if it sends us away."""
         self._arena = Arena(config.memory_bytes)
         self._pending = Pending(self._arena)
-        self._namespaces: dict[bytes, Namespace] = {}
-        self._registered: set[bytes] = set()
+        self._described: dict[bytes, Namespace] = {}  # by the digest that we know them by
+        self._own: dict[bytes, Namespace] = {}  # likewise, as the server has them
         self._on_device: dict[bytes, int] = {}
         self._quarantined: set[bytes] = set()
         super().__init__(config, clock or Clock())
@@ -55,18 +56,13 @@ class RemoteStore(Reconnecting):
 
     def own_namespace(self, namespace: Namespace) -> Namespace:
         """Return the namespace that our blocks are kept in; keys are to be chained from its digest."""
-        link = self._live()
-        known = self._namespaces.get(namespace.digest)
-        if link is None or (known is not None and known.digest in self._registered):
-            return known or namespace
-        try:
-            answer = link.call(Kind.NAMESPACE, namespace.manifest().encode())
-            own = Namespace.from_manifest(bytes(answer.body).decode())
-        except (ChannelError, ValueError):
-            return known or namespace
-        self._namespaces[namespace.digest] = self._namespaces[own.digest] = own
-        self._registered.add(own.digest)
-        return own
+        own = self._own.get(namespace.digest)
+        link = self._live() if own is None else None
+        if link is not None:
+            self._described[namespace.digest] = namespace
+            with suppress(ChannelError):
+                own = self._describe(link, namespace)
+        return own or namespace
 
     def register_namespace(self, namespace: Namespace) -> None:
         """Tell the server of a namespace, once."""
@@ -291,12 +287,24 @@ class RemoteStore(Reconnecting):
             return DEVICE
         return None if link is None or place.tier >= len(link.tiers) else link.tiers[place.tier]
 
+    def _describe(self, link: Link, namespace: Namespace) -> Namespace:
+        answer = link.call(Kind.NAMESPACE, namespace.manifest().encode())
+        try:
+            own = Namespace.from_manifest(bytes(answer.body).decode())
+        except ValueError as error:
+            raise ChannelError(f"the server's namespace cannot be read: {error}") from error
+        self._own[namespace.digest] = self._own[own.digest] = own
+        return own
+
+    def _greet(self, link: Link) -> None:
+        for namespace in list(self._described.values()):
+            self._describe(link, namespace)
+
     def _hear(self, link: Link, message: Message) -> None:
         self._pending.hear(link, message)
 
     def _lost(self, link: Link) -> None:
         super()._lost(link)
-        self._registered.clear()
         self._pending.lost(link)
 
     def _refuse_when_closed(self) -> None:

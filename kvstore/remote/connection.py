@@ -78,7 +78,9 @@ class Reconnecting:
             return
         try:
             self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
-            self._link = Link(self.config.path, self.config.token, self._hear, self._lost)
+            link = Link(self.config.path, self.config.token, self._hear, self._lost)
+            self._greet(link)
+            self._link = link
         except ChannelError as error:
             self._why_lost = error.reason
         finally:
@@ -88,6 +90,10 @@ class Reconnecting:
         if self._link is link:
             self._link = None
             self._why_lost = "the server has ended the connection"
+
+    def _greet(self, link: Link) -> None:
+        """Tell a server, which may be another one, what it has to know of us."""
+        raise NotImplementedError
 
     def _hear(self, link: Link, message: Message) -> None:
         """Take in what the server tells."""

@@ -76,6 +76,8 @@ class SocketServer:
     def close(self) -> None:
         """Send all clients away, give back what they held, and remove the socket; idempotent."""
         self._is_open = False
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.connect(str(self._config.path))  # wakes who accepts
         self._accepting.join()
         with self._lock:
             clients = list(self._clients.values())
@@ -85,7 +87,7 @@ class SocketServer:
     def _accept(self) -> None:
         with self._listener:
             while self._is_open:
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, OSError):
                     connected, _ = self._listener.accept()
                     connected.settimeout(_HELLO_S)
                     Thread(target=self._serve, args=(Channel(connected),), name="client", daemon=True).start()

@@ -112,7 +112,7 @@ def load_model(
         if reason := refusal(facts):
             raise ModelRefusedError(str(folder), reason)
         model = _read_weights(folder, config, formats)
-        kv_shape = _kv_shape(config, block_tokens, formats.kept)
+        kv_shape = kv_shape_of(config, block_tokens, formats.kept)
         kinds = attention_kinds(str(folder), model, kv_shape)
     key_scales = _key_scales(folder, model, kv_shape)
     adapters = load_adapters(model, loras or {}, folder.name)
@@ -212,7 +212,8 @@ def _of_further_layers(names: Iterable[str], num_layers: int) -> list[str]:
     return sorted(name for name, layer in layers if layer and int(layer[1]) >= num_layers)
 
 
-def _kv_shape(config: Any, block_tokens: int, dtype: torch.dtype) -> KVShape:
+def kv_shape_of(config: Any, block_tokens: int, dtype: torch.dtype) -> KVShape:
+    """Return the shape of one block of a model with this configuration, kept in ``dtype``."""
     heads = config.num_attention_heads
     return KVShape(
         num_layers=config.num_hidden_layers,

@@ -48,7 +48,6 @@ class Verifier:
         self._share = share
         self._owed = 0.0
         self._witnesses: dict[int, list[tuple[int, Ticket]]] = {}
-        self._tolerance = _TOLERANCE[pool.shape.dtype]
 
     def selects(self) -> bool:
         """Say whether the next hit is to be verified: every so many, as the share says."""
@@ -103,10 +102,15 @@ class Verifier:
             return False
         computed = bytearray(shape.block_bytes)
         self._pool.read_block(block, memoryview(computed)).wait()
-        ours, theirs = _numbers(shape, computed), _numbers(shape, stored)
-        error = (ours - theirs).norm(dim=1)
-        # Not ``<=`` turned around: what is not a number is not equal.
-        return bool((error <= self._tolerance * ours.norm(dim=1)).all())
+        return is_close(shape, memoryview(computed), stored)
+
+
+def is_close(shape: KVShape, computed: memoryview, stored: memoryview) -> bool:
+    """Say whether two blocks, as they lie at rest, are the same but for rounding."""
+    ours, theirs = _numbers(shape, computed), _numbers(shape, stored)
+    error = (ours - theirs).norm(dim=1)
+    # Not ``<=`` turned around: what is not a number is not equal.
+    return bool((error <= _TOLERANCE[shape.dtype] * ours.norm(dim=1)).all())
 
 
 def _numbers(shape: KVShape, data: memoryview | bytearray) -> torch.Tensor:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from kvstore.absences import Absence, Cause
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.errors import ChannelError, LeaseExpiredError, StoreClosedError
+from kvstore.errors import ChannelError, InvariantError, LeaseExpiredError, StoreClosedError
+from kvstore.leases import Hit
 from kvstore.loading import OnDone, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote import wire
@@ -117,9 +118,11 @@ class RemoteStore(Reconnecting):
         nbytes = UNKNOWN if block_bytes is None else block_bytes
         return self._pending.inquire(link, keys, timeout_s, nbytes, on_done)
 
-    def load(self, hit: RemoteHit, index: int, deadline_s: float, on_done: OnDone | None = None) -> Ticket:
+    def load(self, hit: Hit, index: int, deadline_s: float, on_done: OnDone | None = None) -> Ticket:
         """Load a leased block: from the server's memory at once; see ``TieredStore.load``."""
         self._refuse_when_closed()
+        if not isinstance(hit, RemoteHit):
+            raise InvariantError("a hit of another store")
         late_s = self._clock.monotonic_s() - hit.deadline_s
         if late_s >= 0 or not hit.is_leased:
             hit.release()

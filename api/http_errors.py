@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from kvstore.errors import (
+    AccessError,
+    ConfigError,
     EngineClosedError,
     OverloadedError,
     PrefixdError,
@@ -30,6 +32,8 @@ ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
     (RequestError, 400, _INVALID, None),
     (OverloadedError, 429, "rate_limit_error", "too_many_waiting"),
     (EngineClosedError, 503, "server_error", "engine_closed"),
+    (AccessError, 403, "permission_error", "not_allowed"),
+    (ConfigError, 400, _INVALID, None),
     (StoreClosedError, 503, "server_error", "shutting_down"),
 )
 # Status that the framework or a middleware answers with: type, code and, where ours says more, message.

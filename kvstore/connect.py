@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from kvstore.clock import Clock
 from kvstore.errors import ConfigError
 from kvstore.remote.client import RemoteStore
-from kvstore.remote.connection import ClientConfig
+from kvstore.remote.http_transport import HttpAddress, HttpTransport
+from kvstore.remote.socket_transport import SocketAddress, SocketTransport
 
 
 def connect(address: str, token: str | None = None, memory_bytes: int = 256 << 20) -> RemoteStore:
-    """Return the store that answers at ``unix:///path/to/socket``, with the interface of one in this process.
+    """Return the store that answers at an address, with the interface of one in this process.
 
-    ``memory_bytes`` bounds what loaded blocks take here at once. A server that does not answer is not an
-    error: everything misses until it does. Raises ``ConfigError`` for what is no address or a server of
-    another release, ``AccessError`` for a token that is missing or wrong.
+    That is ``unix:///path/to/socket`` on this machine, where bytes go through shared memory, or
+    ``http://host:port`` or ``https://host:port`` elsewhere. ``memory_bytes`` bounds what blocks take here on
+    their way. A server that does not answer is not an error: everything misses until it does. Raises
+    ``ConfigError`` for what is no address or a server of another release, ``AccessError`` for a token that
+    is missing or wrong.
     """
-    parts = urlsplit(address)
-    if parts.scheme != "unix" or parts.netloc or len(parts.path) < len("/s"):
-        raise ConfigError("store", f"{address!r} is no address: give unix:///path/to/socket")
-    return RemoteStore(ClientConfig(Path(parts.path), token, memory_bytes))
+    clock, parts = Clock(), _parsed(address)
+    if parts.scheme == "unix":
+        return RemoteStore(
+            SocketTransport(SocketAddress(Path(parts.path), token, memory_bytes), clock), clock
+        )
+    return RemoteStore(HttpTransport(HttpAddress(parts, token, memory_bytes), clock), clock)
+
+
+def _parsed(address: str) -> SplitResult:
+    try:
+        parts = urlsplit(address)
+        is_elsewhere = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_elsewhere = False
+        parts = urlsplit("")
+    is_here = parts.scheme == "unix" and not parts.netloc and len(parts.path) > 1
+    if is_elsewhere or is_here:
+        return parts
+    raise ConfigError("store", f"{address!r} is no address: give unix:///path/to/socket or http://host:port")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from kvstore.arena import Arena
@@ -12,8 +11,10 @@ from kvstore.errors import AccessError, ChannelError
 from kvstore.namespace import Namespace
 from kvstore.remote import wire
 from kvstore.remote.channel import Channel, Message
-from kvstore.remote.session import Offer, Session
+from kvstore.remote.reports import health_report, statistics_report
+from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Role
+from kvstore.remote.transport import Offer
 from kvstore.remote.wire import Kind
 from kvstore.store import TieredStore
 
@@ -49,8 +50,8 @@ class Calls:
             "clear": self._clear,
             "quarantine": self._quarantine,
             "flush": lambda said: self._store.flush(_seconds(said)),
-            "health": lambda _said: self._health(),
-            "statistics": lambda _said: asdict(self._store.statistics()),
+            "health": lambda _said: health_report(self._store.health()),
+            "statistics": lambda _said: statistics_report(self._store.statistics()),
         }
 
     def answer(self, message: Message) -> None:
@@ -127,16 +128,12 @@ class Calls:
         self._channel.send(Kind.ANSWER, wire.pack_json({"value": method(said)}))
 
     def _why_absent(self, said: dict[str, Any]) -> object:
-        (key,) = self._keys(said)
-        absence = self._store.why_absent(key)
-        return absence.cause.name, absence.tier, absence.at_ms
+        absences = [self._store.why_absent(key) for key in self._keys(said)]
+        return [(absence.cause.value, absence.tier, absence.at_ms) for absence in absences]
 
     def _known_namespaces(self, said: dict[str, Any]) -> object:
-        tenant = self._session.tenant
         known = self._store.known_namespaces(_seconds(said))
-        return [
-            namespace.manifest() for namespace in known if tenant.name == "" or self._session.knows(namespace)
-        ]
+        return [namespace.manifest() for namespace in known if self._session.may_know(namespace)]
 
     def _evict(self, said: dict[str, Any]) -> object:
         self._require(Role.DATA)
@@ -153,24 +150,19 @@ class Calls:
             self._store.quarantine(key)
         return None
 
-    def _health(self) -> object:
-        health = self._store.health()
-        tiers = {name: (tier.state.name, tier.reason) for name, tier in health.tiers.items()}
-        return {"state": health.state.name, "reason": health.reason, "tiers": tiers}
-
     def _require(self, role: Role) -> None:
         if self._session.tenant.role < role:
             raise AccessError(f"this needs a token with the role {role.name.lower()}")
 
     def _keys(self, said: dict[str, Any]) -> Sequence[bytes]:
         named = said.get("keys")
-        if not isinstance(named, str) or len(named) > 2 * wire.KEY_BYTES * wire.MOST_KEYS:
-            raise ChannelError("keys are one hexadecimal string")
+        if not isinstance(named, list) or len(named) > wire.MOST_KEYS:
+            raise ChannelError(f"keys are a list of up to {wire.MOST_KEYS}")
         try:
-            data = bytes.fromhex(named)
-        except ValueError as error:
-            raise ChannelError("keys are one hexadecimal string") from error
-        return self._session.own(wire.unpack_keys(memoryview(data)))
+            keys = [bytes.fromhex(key) for key in named]
+        except (TypeError, ValueError) as error:
+            raise ChannelError("a key is a hexadecimal string") from error
+        return self._session.own(keys)
 
 
 def _given(seconds: float) -> float | None:

@@ -22,11 +22,10 @@ class _Loading(NamedTuple):
     load: Load
 
 
-class RemoteInquiry:
+class Inquired:
     """A question to media that the server asks; see ``Inquiry``."""
 
-    def __init__(self, link: Link, on_done: OnDone | None) -> None:
-        self.link = link
+    def __init__(self, on_done: OnDone | None) -> None:
         self._on_done = on_done
         self._is_wanted = True
         self._answered = Event()
@@ -57,7 +56,7 @@ class Pending:
         self._arena = arena
         self._numbers = count(1)
         self._loads: dict[int, _Loading] = {}
-        self._inquiries: dict[int, RemoteInquiry] = {}
+        self._inquiries: dict[int, tuple[Link, Inquired]] = {}
         self._commits: dict[tuple[Link, int], int] = {}
         self._lock = Lock()
 
@@ -75,11 +74,11 @@ class Pending:
 
     def inquire(
         self, link: Link, keys: Sequence[bytes], timeout_s: float, block_bytes: int, on_done: OnDone | None
-    ) -> RemoteInquiry:
+    ) -> Inquired:
         """Have the server ask its media."""
-        number, inquiry = next(self._numbers), RemoteInquiry(link, on_done)
+        number, inquiry = next(self._numbers), Inquired(on_done)
         with self._lock:
-            self._inquiries[number] = inquiry
+            self._inquiries[number] = link, inquiry
         try:
             link.say(Kind.INQUIRE, wire.INQUIRY_ORDER.pack(number, timeout_s, block_bytes), b"".join(keys))
         except ChannelError:
@@ -126,7 +125,7 @@ class Pending:
         """End what was under way over a connection that has ended: loads are misses."""
         with self._lock:
             loads = [number for number, loading in self._loads.items() if loading.link is link]
-            inquiries = [number for number, inquiry in self._inquiries.items() if inquiry.link is link]
+            inquiries = [number for number, (asked, _) in self._inquiries.items() if asked is link]
             commits = [number for lost, number in self._commits if lost is link]
         for number in loads:
             self._finish(number, None)
@@ -159,7 +158,7 @@ class Pending:
 
     def _end_inquiry(self, number: int) -> None:
         with self._lock:
-            inquiry = self._inquiries.pop(number, None)
+            _, inquiry = self._inquiries.pop(number, (None, None))
         if inquiry is not None:
             inquiry.end()
 

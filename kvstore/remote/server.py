@@ -130,7 +130,7 @@ class SocketServer:
     def _welcome(self, channel: Channel, tenant: Tenant) -> None:
         staging, descriptor = create_staging(self._config.staging_bytes)
         try:
-            client = self._enter(Session(self._store, self._arena, tenant, staging), channel)
+            client = self._enter(Session(self._store, tenant, self._config.staging_bytes, staging), channel)
             number = self._num_clients
             welcome = {
                 "client": number,

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import NamedTuple
 
-from kvstore.arena import Arena, Slot
+from kvstore.arena import Slot
 from kvstore.errors import ChannelError, PrefixdError
 from kvstore.frame import checksum, copy_and_checksum
 from kvstore.leases import Hit
@@ -18,6 +18,7 @@ from kvstore.loading import LoadedBlock, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
 from kvstore.remote.tenancy import Role, Tenant
+from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
 from kvstore.store import TieredStore
 from kvstore.storing import Reservation
@@ -27,18 +28,7 @@ _MOST_TICKETS = 4096
 _RESERVED_S = 60.0
 _LONGEST_INQUIRY_S = 60.0
 _NO_KEY = bytes(16)
-
-
-class Offer(NamedTuple):
-    """A block that a client would like to store; see ``TieredStore.reserve``."""
-
-    namespace: bytes
-    key: bytes
-    parent: bytes
-    nbytes: int
-    num_tokens: int | None
-    first_token: int | None
-    ttl_s: float | None
+_NO_BYTES = memoryview(b"")
 
 
 class Reserved(NamedTuple):
@@ -52,12 +42,15 @@ class Session:
     """What one client may do and holds. Thread-safe; its worker copies, and tells what has ended.
 
     ``staging`` is memory that the client writes to at any time: it is copied, and only the copy counts.
+    ``most_reserved_bytes`` bounds what it may have reserved.
     """
 
-    def __init__(self, store: TieredStore, arena: Arena, tenant: Tenant, staging: memoryview) -> None:
+    def __init__(
+        self, store: TieredStore, tenant: Tenant, most_reserved_bytes: int, staging: memoryview = _NO_BYTES
+    ) -> None:
         self.tenant = tenant
         self.store = store
-        self._arena = arena
+        self._most_reserved_bytes = most_reserved_bytes
         self._staging = staging
         self._namespaces: dict[bytes, Namespace] = {}
         self._leases: dict[int, Hit] = {}
@@ -84,9 +77,9 @@ class Session:
         self.store.register_namespace(own)
         return own
 
-    def knows(self, namespace: Namespace) -> bool:
-        """Say whether a namespace is one that this client has described."""
-        return namespace.digest in self._namespaces
+    def may_know(self, namespace: Namespace) -> bool:
+        """Say whether a namespace is the client's own."""
+        return not self.tenant.name or namespace.digest in self._namespaces
 
     def own(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return ``keys``, but for those of others' blocks one that nobody has."""
@@ -127,6 +120,10 @@ class Session:
             record, slot = next(slots)
             places.append(_place(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
         return places
+
+    def lease(self, number: int) -> Hit | None:
+        """Return what is held under a number; ``None``: nothing is."""
+        return self._leases.get(number)
 
     def release(self, lease: int) -> None:
         """Give a lease back; nothing happens when it is over."""
@@ -176,7 +173,11 @@ class Session:
     def reserve(self, offer: Offer) -> int:
         """Offer a block; returns the reservation's number, 0: it is not wanted."""
         namespace = self._namespaces.get(offer.namespace)
-        if namespace is None or self.tenant.role < Role.DATA or not 0 < offer.nbytes <= len(self._staging):
+        if (
+            namespace is None
+            or self.tenant.role < Role.DATA
+            or not 0 < offer.nbytes <= self._most_reserved_bytes
+        ):
             return 0
         reservation = self.store.reserve(
             namespace,
@@ -191,7 +192,7 @@ class Session:
             return 0
         with self._lock:
             reserved_bytes = sum(len(held.reservation.view) for held in self._reservations.values())
-            if reserved_bytes + offer.nbytes <= len(self._staging) and self._is_open:
+            if reserved_bytes + offer.nbytes <= self._most_reserved_bytes and self._is_open:
                 number = next(self._numbers)
                 self._reservations[number] = Reserved(reservation, self.store.now_s() + _RESERVED_S)
                 return number
@@ -206,10 +207,15 @@ class Session:
 
     def abort(self, number: int) -> None:
         """Give a reservation back."""
+        reservation = self.take(number)
+        if reservation is not None:
+            reservation.abort()
+
+    def take(self, number: int) -> Reservation | None:
+        """Return a reservation, the caller's to commit or abort; ``None``: there is none."""
         with self._lock:
             reserved = self._reservations.pop(number, None)
-        if reserved is not None:
-            reserved.reservation.abort()
+        return None if reserved is None else reserved.reservation
 
     def sweep(self, now_s: float) -> None:
         """Give back what the client has left lying about for too long."""
@@ -240,10 +246,8 @@ class Session:
                 self.abort(number)
 
     def _commit(self, number: int, offset: int) -> None:
-        with self._lock:
-            reserved = self._reservations.pop(number, None)
-        if reserved is not None:
-            reservation = reserved.reservation
+        reservation = self.take(number)
+        if reservation is not None:
             staged = self._staging[offset : offset + len(reservation.view)]
             if len(staged) == len(reservation.view):
                 reservation.commit(copy_and_checksum(staged, reservation.view))

@@ -14,12 +14,14 @@ import pytest
 
 from backends.host import HostBackend
 from kvstore.arena import Arena
+from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError, StoreClosedError
 from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 from kvstore.remote.client import RemoteStore
-from kvstore.remote.connection import ClientConfig
+from kvstore.remote.link import Link
 from kvstore.remote.server import SocketConfig, SocketServer
+from kvstore.remote.socket_transport import SocketTransport
 from kvstore.remote.tenancy import Authenticate, Role, Tenant, open_to_all
 from kvstore.shared_memory import map_shared_slab
 from kvstore.statistics import State
@@ -88,7 +90,7 @@ class Site:
 
     def connect(self, token: str | None = None) -> RemoteStore:
         """Return a new client."""
-        client = RemoteStore(ClientConfig(self.path, token, memory_bytes=8 * BLOCK_BYTES))
+        client = connect(f"unix://{self.path}", token, memory_bytes=8 * BLOCK_BYTES)
         self.clients.append(client)
         return client
 
@@ -111,6 +113,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
         eventually(partial(is_at_rest, store))
         store.close(2.0)
         store.check()
+
+
+def link_of(client: RemoteStore) -> Link:
+    """Return a client's connection, to be misused."""
+    transport = client._transport
+    assert isinstance(transport, SocketTransport)
+    assert transport._link is not None
+    return transport._link
 
 
 def keys_of(client: RemoteStore, num: int, first: int = 0) -> list[bytes]:
@@ -170,8 +180,7 @@ def test_what_a_client_held_is_given_back_when_it_dies(site: Site) -> None:
     client.load(hit, 0, client.now_s() + 10.0)
     assert client.reserve(NAMESPACE, keys_of(client, 1, 500)[0], b"", BLOCK_BYTES) is not None
     assert site.store.num_holds > 0
-    link = client._link
-    assert link is not None
+    link = link_of(client)
     link._calls.channel.shut()  # as when its process is killed
     eventually(lambda: site.store.num_holds == 0 and site.servers[-1].num_clients == 0)
     eventually(lambda: site.store.statistics().staging_bytes == 0)
@@ -218,15 +227,14 @@ def test_a_block_that_is_copied_after_its_lease_is_the_right_one_or_none(site: S
     first = keys_of(client, 1)
     put(client, first, 1)
     hit = client.lookup(first)
-    link = client._link
-    assert link is not None
+    link = link_of(client)
     out = memoryview(bytearray(BLOCK_BYTES))
-    assert link.copy(hit.places[0], out)
+    assert link.copy(hit.found.places[0], out)
     hit.release()
     for number in range(2, 8):  # the slot is another block's by now
         assert put(client, keys_of(client, 1, 1000 * number), number) == 1
         assert client.flush(5.0)
-    assert not link.copy(hit.places[0], out)
+    assert not link.copy(hit.found.places[0], out)
 
 
 def test_a_copy_that_another_block_overtakes_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,12 +251,11 @@ def test_a_copy_that_another_block_overtakes_is_noticed(site: Site, monkeypatch:
         target[:] = source
         assert put(other, keys_of(other, 1, 900), 2) == 1
         assert other.flush(5.0)
-        return hit.places[0].checksum  # even if the bytes were right
+        return hit.found.places[0].checksum  # even if the bytes were right
 
     monkeypatch.setattr(linking, "copy_and_checksum", copy_slowly)
-    link = client._link
-    assert link is not None
-    assert not link.copy(hit.places[0], memoryview(bytearray(BLOCK_BYTES)))
+    link = link_of(client)
+    assert not link.copy(hit.found.places[0], memoryview(bytearray(BLOCK_BYTES)))
 
 
 def test_what_is_written_to_the_staging_memory_too_late_spoils_nothing(site: Site) -> None:
@@ -291,9 +298,8 @@ def test_tenants_do_not_see_each_other(site: Site) -> None:
     assert other.peek(mine) == (None, None)
     assert got(other, mine[0]) is None
     assert other.evict(mine) == 0
-    place = one.lookup(mine).places[0]
-    link = other._link
-    assert link is not None
+    place = one.lookup(mine).found.places[0]
+    link = link_of(other)
     assert not link.copy(place, memoryview(bytearray(BLOCK_BYTES))), "their memory cannot be mapped"
     assert got(one, mine[0]) == bytes(payload(0))
 
@@ -352,8 +358,7 @@ def test_odd_messages_end_a_connection_at_most(site: Site) -> None:
     for kind in range(24):
         for body in (b"", b"\xff" * 7, b"\xff" * 64, b"{}"):
             odd = site.connect()
-            assert odd._link is not None
-            odd._link._calls.channel.send(kind, body)
+            link_of(odd)._calls.channel.send(kind, body)
             odd.close(0.0)
     assert got(sound, keys_of(sound, 1)[0]) == bytes(payload(0))
     eventually(lambda: site.servers[-1].num_clients == 1)

@@ -1,0 +1,1 @@
+"""The store over HTTP, for engines on other machines."""

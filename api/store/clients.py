@@ -1,0 +1,64 @@
+"""Clients that use the store over HTTP: known by a name of their own, forgotten when they are silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import Lock
+
+from kvstore.errors import OverloadedError
+from kvstore.remote.session import Session
+from kvstore.remote.tenancy import Tenant
+from kvstore.store import TieredStore
+
+_MOST_CLIENTS = 256
+_SILENT_S = 120.0
+_MOST_RESERVED_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class _Client:
+    session: Session
+    heard_s: float
+
+
+class StoreClients:
+    """Sessions by tenant and client. Thread-safe.
+
+    There is no connection whose end would tell that a client has died: its leases and reservations end at
+    their deadlines, and the rest after two silent minutes.
+    """
+
+    def __init__(self, store: TieredStore) -> None:
+        self._store = store
+        self._clients: dict[tuple[str, int, str], _Client] = {}
+        self._lock = Lock()
+
+    def session(self, tenant: Tenant, client: str) -> Session:
+        """Return a client's session. Raises ``OverloadedError`` when there are too many clients."""
+        now_s = self._store.now_s()
+        name = tenant.name, int(tenant.role), client
+        with self._lock:
+            self._sweep(now_s)
+            known = self._clients.get(name)
+            if known is None:
+                if len(self._clients) >= _MOST_CLIENTS:
+                    raise OverloadedError(len(self._clients), _SILENT_S)
+                known = self._clients[name] = _Client(
+                    Session(self._store, tenant, _MOST_RESERVED_BYTES), now_s
+                )
+            known.heard_s = now_s
+        return known.session
+
+    def close(self) -> None:
+        """Give back what all clients hold."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.session.close()
+
+    def _sweep(self, now_s: float) -> None:
+        for name, client in list(self._clients.items()):
+            client.session.sweep(now_s)
+            if now_s - client.heard_s > _SILENT_S:
+                del self._clients[name]
+                client.session.close()

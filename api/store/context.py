@@ -1,0 +1,72 @@
+"""What the store's routes share, and who may call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request
+
+from api.few_threads import FewThreads
+from api.store.clients import StoreClients
+from kvstore.errors import AccessError
+from kvstore.remote.session import Session
+from kvstore.remote.tenancy import Role, Tenant
+from kvstore.store import TieredStore
+
+GONE: dict[int | str, dict[str, Any]] = {
+    404: {"description": "The block, lease or reservation is not there (any more)."}
+}
+
+
+@dataclass(frozen=True)
+class StoreContext:
+    """``tenant_of`` tells whose a request is, by its token; ``threads`` are for calls that may take long."""
+
+    store: TieredStore
+    clients: StoreClients
+    tenant_of: Callable[[Request], Tenant]
+    threads: FewThreads
+
+    def close(self) -> None:
+        """Give back what all clients hold."""
+        self.clients.close()
+        self.threads.close()
+
+
+def context_of(request: Request) -> StoreContext:
+    """Return what the service was built with."""
+    context: StoreContext = request.app.state.store
+    return context
+
+
+def client_of(
+    request: Request,
+    context: Annotated[StoreContext, Depends(context_of)],
+    client: Annotated[str, Header(alias="X-Prefixd-Client", min_length=1, max_length=64)],
+) -> Session:
+    """Return the session of the client that sent a request: it names itself, its token says whose it is."""
+    return context.clients.session(context.tenant_of(request), client)
+
+
+def writer_of(session: Annotated[Session, Depends(client_of)]) -> Session:
+    """Do so for those who may store. Raises ``AccessError``."""
+    return _with_role(session, Role.DATA)
+
+
+def admin_of(session: Annotated[Session, Depends(client_of)]) -> Session:
+    """Do so for those who see to the whole. Raises ``AccessError``."""
+    return _with_role(session, Role.ADMIN)
+
+
+Shared = Annotated[StoreContext, Depends(context_of)]
+Client = Annotated[Session, Depends(client_of)]
+Writer = Annotated[Session, Depends(writer_of)]
+Admin = Annotated[Session, Depends(admin_of)]
+
+
+def _with_role(session: Session, role: Role) -> Session:
+    if session.tenant.role < role:
+        raise AccessError(f"this needs a token with the role {role.name.lower()}")
+    return session

@@ -1,0 +1,90 @@
+"""Bodies of the routes over which other machines use the store."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvstore.namespace import MOST_MANIFEST_BYTES
+from kvstore.remote.wire import MOST_KEYS
+from kvstore.retention import MAX_LIFETIME_S
+
+_FIELDS = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+_MOST_BLOCK_BYTES = 1 << 30
+
+
+def key_bytes(text: str) -> bytes:
+    """Return a key that was sent in hexadecimal."""
+    return bytes.fromhex(text)
+
+
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$", examples=["0f" * 16])]
+Keys = Annotated[list[Key], Field(max_length=MOST_KEYS)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)]
+Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+
+
+class NamespaceFields(BaseModel):
+    """The body of ``POST /store/namespaces``."""
+
+    model_config = _FIELDS
+
+    manifest: Annotated[str, Field(max_length=MOST_MANIFEST_BYTES)]
+
+
+class LookupFields(BaseModel):
+    """The body of ``POST /store/lookups``: the keys of a prompt's blocks, in order."""
+
+    model_config = _FIELDS
+
+    keys: Keys
+    lease_s: Seconds | None = None
+    ttl_s: Seconds | None = None
+
+
+class KeysFields(BaseModel):
+    """A body that names blocks."""
+
+    model_config = _FIELDS
+
+    keys: Keys
+
+
+class InquiryFields(KeysFields):
+    """The body of ``POST /store/inquiries``."""
+
+    timeout_s: Wait = 10.0
+    block_bytes: Annotated[int, Field(gt=0, le=_MOST_BLOCK_BYTES)] | None = None
+
+
+class ReservationFields(BaseModel):
+    """The body of ``POST /store/reservations``: a block that is offered."""
+
+    model_config = _FIELDS
+
+    namespace: Key
+    key: Key
+    parent: Key | None = None
+    nbytes: Annotated[int, Field(gt=0, le=_MOST_BLOCK_BYTES)]
+    num_tokens: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    first_token: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    ttl_s: Seconds | None = None
+
+
+class FlushFields(BaseModel):
+    """The body of ``POST /store/flush``."""
+
+    model_config = _FIELDS
+
+    timeout_s: Wait = 10.0
+
+
+class ClearFields(BaseModel):
+    """The body of ``POST /store/clear``; without a tier all are cleared."""
+
+    model_config = _FIELDS
+
+    timeout_s: Wait = 60.0
+
+    tier: Annotated[str, Field(min_length=1, max_length=64)] | None = None

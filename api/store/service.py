@@ -1,0 +1,25 @@
+"""The store's routes as a part of a service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+
+from api.few_threads import FewThreads
+from api.store import data_routes, question_routes
+from api.store.clients import StoreClients
+from api.store.context import StoreContext
+from kvstore.remote.tenancy import Tenant
+from kvstore.store import TieredStore
+
+
+def add_store_routes(
+    app: FastAPI, store: TieredStore, tenant_of: Callable[[Request], Tenant]
+) -> StoreContext:
+    """Let ``app`` answer for ``store``; what is returned is to be closed with it."""
+    context = StoreContext(store, StoreClients(store), tenant_of, FewThreads("store", 8, 256))
+    app.state.store = context
+    app.include_router(question_routes.router)
+    app.include_router(data_routes.router)
+    return context

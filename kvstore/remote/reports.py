@@ -1,0 +1,31 @@
+"""Health and statistics as a server tells them, and as its clients read them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from kvstore.statistics import Health, State, StoreStatistics, TierHealth, TierStatistics
+
+
+def health_report(health: Health) -> dict[str, Any]:
+    """Return a store's health as plain data."""
+    tiers = {name: {"state": tier.state.value, "reason": tier.reason} for name, tier in health.tiers.items()}
+    return {"state": health.state.value, "reason": health.reason, "tiers": tiers}
+
+
+def health_told(report: dict[str, Any]) -> Health:
+    """Return the health that a server told."""
+    tiers = {name: TierHealth(State(tier["state"]), tier["reason"]) for name, tier in report["tiers"].items()}
+    return Health(State(report["state"]), tiers, report["reason"])
+
+
+def statistics_report(statistics: StoreStatistics) -> dict[str, Any]:
+    """Return a store's statistics as plain data."""
+    return asdict(statistics)
+
+
+def statistics_told(report: dict[str, Any]) -> StoreStatistics:
+    """Return the statistics that a server told."""
+    tiers = tuple(TierStatistics(**tier) for tier in report["tiers"])
+    return StoreStatistics(**{**report, "tiers": tiers})

@@ -78,6 +78,12 @@ def test_the_readmes_example_runs_and_prints_what_it_says(tmp_path: Path) -> Non
     assert (tmp_path / "blocks").is_dir()
 
 
+def test_the_example_in_a_transformers_script_runs_and_reuses(tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(python_in("docs/transformers.md"))
+    ran = run_python("example.py", folder=tmp_path)
+    assert ran.stdout.strip() == "48 tokens were not computed again", ran.stderr
+
+
 @pytest.mark.parametrize("page", ["docs/backends.md", "docs/policies.md"])
 def test_the_examples_for_plugin_authors_pass_their_conformance_suite(page: str, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(python_in(page))

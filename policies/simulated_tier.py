@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvstore.ends import Ends
 from kvstore.frame import NEVER_MS
@@ -26,6 +27,7 @@ class SimulatedTier:
         self._policy = policy
         self._ledger = Ledger(capacity_blocks * _BLOCK_BYTES, policy)
         self._has_ends = has_ends
+        self._now_s = 0.0
         self._records: dict[bytes, Record] = {}  # of all blocks, where they may have ends
         self._ends = Ends(self._records)
 
@@ -44,6 +46,23 @@ class SimulatedTier:
             self._use(answer, keys[-1] if keys else b"", at_ms, ttl_s)
         return num_hit
 
+    def thinned(
+        self, policy: EvictionPolicy, capacity_blocks: int, is_kept: Callable[[bytes], bool]
+    ) -> SimulatedTier:
+        """Return a tier under a new ``policy`` with those of the blocks for which ``is_kept`` holds.
+
+        They are there in the order in which they would have gone, of which the last ones fit. Only where
+        blocks have ends.
+        """
+        tier = SimulatedTier(policy, capacity_blocks, has_ends=True)
+        going = [key for key in self._policy.victims(lambda _: False) if is_kept(key)]
+        for key in going[-capacity_blocks:]:
+            parent = self._records[key].parent
+            while parent in self._records and not is_kept(parent):
+                parent = self._records[parent].parent
+            tier._enter(replace(self._records[key], parent=parent), self._now_s)
+        return tier
+
     def resident(self) -> set[bytes]:
         """Return the keys of the blocks that are there, those whose time is over included."""
         return set(self._ledger.held)
@@ -56,6 +75,7 @@ class SimulatedTier:
         soft_ms = NEVER_MS if ttl_s is None else int(at_ms) + round(ttl_s * 1000)
         is_found = self._find(keys, int(at_ms), soft_ms)
         now_s, touch = at_ms / 1000, self._policy.touch
+        self._now_s = now_s
         for key, found in zip(reversed(keys), reversed(is_found), strict=True):
             if found:
                 touch(key, now_s)
@@ -91,9 +111,16 @@ class SimulatedTier:
                     ledger.confirm_removal(victim)
                 ledger.settle(room, parent, now_s)
                 if self._has_ends:
-                    self._records[key] = Record(key, parent, soft_ms=soft_ms)
-                    self._ends.note(self._records[key])
+                    self._note(Record(key, parent, soft_ms=soft_ms))
             parent = key
+
+    def _enter(self, record: Record, now_s: float) -> None:
+        self._ledger.add(record.key, record.parent, _BLOCK_BYTES, now_s)
+        self._note(record)
+
+    def _note(self, record: Record) -> None:
+        self._records[record.key] = record
+        self._ends.note(record)
 
     def _let_go(self, key: bytes) -> None:
         if self._ledger.begin_removal(key):

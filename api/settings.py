@@ -147,6 +147,26 @@ class Settings(BaseModel):
         "Cache", 10.0, "Longest wait for a load; what has not come by then is computed."
     )
 
+    shadow_policies: Name = _field(
+        "Learning from traffic",
+        "lru,arc,reuse",
+        "Eviction policies whose hits are estimated beside the live one's, for the host tier and a disk tier "
+        "that is written through, by names with commas between; none for none. They take 5 % of a core at "
+        "most.",
+    )
+    record_trace: File | None = _field(
+        "Learning from traffic",
+        None,
+        "File in which requests are recorded for prefixd simulate: digests of blocks, lengths, times and "
+        "hints, neither tokens nor text. What was recorded there before is put aside, with .1 behind its "
+        "name.",
+    )
+    record_trace_bytes: Annotated[Bytes, Field(ge=2**16)] = _field(
+        "Learning from traffic",
+        256 * 2**20,
+        "Most bytes of that recording and the one put aside together; at half of it a new one is begun.",
+    )
+
     device_bytes: AutoBytes = _field(
         "Device tier",
         None,

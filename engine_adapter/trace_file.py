@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -114,6 +115,7 @@ class TraceFile:
             self._path.replace(self._older)
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(self._header)
         file.flush()
         self._num_bytes = len(self._header)
@@ -166,12 +168,23 @@ def _line(facts: dict[str, Any]) -> bytes:
     return json.dumps(facts).encode() + b"\n"
 
 
+def _is_recorded_to(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False
+
+
 def _require_trace(path: Path) -> None:
     """Raise ``ConfigError`` when something is there that is no trace of ours, so that it is not replaced."""
     if not (path.exists() or path.is_symlink()):
         return
     if path.is_file() and not path.is_symlink():
         with path.open("rb") as file:
+            if _is_recorded_to(file):
+                raise ConfigError("record_trace", f"another server records to {path}; choose another file")
             if file.read(len(_BEGINNING)) == _BEGINNING:
                 return
     raise ConfigError("record_trace", f"{path} is there already, and no trace that was recorded here")

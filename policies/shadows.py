@@ -1,9 +1,9 @@
 """What other eviction policies would have hit in a tier, estimated from a sample of its keys.
 
-Blocks are sampled by key, so that all uses of one are seen or none (SHARDS: Waldspurger et al., FAST '15). The
-parent of a sampled block is its nearest sampled ancestor, and a tier holds as many blocks of the sample as is
-their share of all. What is resident is the head of a prompt; so each block in the leading run of a prompt's
-sampled blocks stands for ``1 / rate`` blocks in its leading run of all.
+Blocks are sampled by key, so that all uses of one are seen or none (SHARDS: Waldspurger et al., FAST '15).
+The parent of a sampled block is its nearest sampled ancestor, and a tier holds as many blocks of the sample
+as is their share of all. What is resident is the head of a prompt; so each block in the leading run of a
+prompt's sampled blocks stands for ``1 / rate`` blocks in its leading run of all.
 """
 
 from __future__ import annotations

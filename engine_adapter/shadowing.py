@@ -25,7 +25,7 @@ class Allowance:
 
     def __init__(self, share: float, now_s: float) -> None:
         self._share = share
-        self._left_s = 0.0
+        self._left_s = _MOST_SAVED_S / 2
         self._at_s = now_s
         self._busy = 0.0
 

@@ -2,8 +2,16 @@
 
 Blocks are sampled by key, so that all uses of one are seen or none (SHARDS: Waldspurger et al., FAST '15).
 The parent of a sampled block is its nearest sampled ancestor, and a tier holds as many blocks of the sample
-as is their share of all. What is resident is the head of a prompt; so each block in the leading run of a
-prompt's sampled blocks stands for ``1 / rate`` blocks in its leading run of all.
+as is their share of all.
+
+What a prompt hits is a run from its first block. Behind its end, the next block that is sampled is missed. It
+is ``1 / rate - 1`` blocks away in the mean, so the end is estimated from there::
+
+    block     0   1   2   3   4   5   6   7   8   9
+    sampled       x       x               x           8 is missed
+    hit       ════════════════════════>
+
+Blocks that everybody hits decide nothing so, and whether the few of them are sampled does not matter.
 """
 
 from __future__ import annotations
@@ -29,14 +37,14 @@ _HALF_LIFE_MS = 3_600_000.0
 
 
 class Mark(NamedTuple):
-    """A key and where it stands between 0 and 2**32: it is sampled at rates above that."""
+    """A key and its number from 0 to 2**32: it is sampled where the rate is a larger share of that."""
 
-    place: int
+    number: int
     key: bytes
 
 
 def marks_of(keys: Sequence[bytes]) -> list[Mark]:
-    """Return where keys stand, in their order."""
+    """Return the numbers of keys, in their order."""
     return [Mark(xxh32_intdigest(key, _SEED), key) for key in keys]
 
 
@@ -79,8 +87,8 @@ class ShadowTier:
         self.wanted_rate = min(1.0, _WANTED_SAMPLED / capacity_blocks) if rate is None else rate
         self.rate = self.wanted_rate
         self._at_ms = 0.0
-        self._num_tokens = self._num_whole = 0.0
-        self._missed = dict.fromkeys(self._makers, 0.0)
+        self._num_tokens = 0.0
+        self._num_hit = dict.fromkeys(self._makers, 0.0)
         self._tiers = {
             name: SimulatedTier(make(), self._num_sampled, has_ends=True)
             for name, make in self._makers.items()
@@ -93,25 +101,24 @@ class ShadowTier:
 
     def serve(self, served: ServedPrompt, marks: Sequence[Mark], answer: Sequence[Mark]) -> Iterator[None]:
         """Serve a prompt under every policy, one with each step. ``marks`` are those of its keys."""
-        keys, answer_keys = self._sampled(marks), self._sampled(answer)
+        places = [place for place, mark in enumerate(marks) if mark.number < self._end]
+        keys = [marks[place].key for place in places]
+        answer_keys = [mark.key for mark in answer if mark.number < self._end]
         ttl_s = self._ttl_s if served.ttl_s is None else served.ttl_s
         self._at_ms = max(self._at_ms, self._fade(served.at_ms))
         self._num_tokens += served.input_tokens
-        self._num_whole += len(marks) * served.block_tokens
         for name, tier in self._tiers.items():
-            num_missed = len(keys) - tier.serve(keys, self._at_ms, ttl_s, answer_keys)
-            self._missed[name] += num_missed * served.block_tokens / self.rate
+            num_hit = tier.serve(keys, self._at_ms, ttl_s, answer_keys)
+            is_all = num_hit == len(keys)
+            run = len(marks) if is_all else places[num_hit] - (1 / self.rate - 1)
+            self._num_hit[name] += run * served.block_tokens
             yield
 
     def set_rate(self, rate: float) -> None:
         """Go on with another sample; what is resident stays, as far as it is sampled."""
-        self.rate, end = rate, rate * _ALL
-
-        def is_sampled(key: bytes) -> bool:
-            return xxh32_intdigest(key, _SEED) < end
-
+        self.rate = rate
         self._tiers = {
-            name: tier.thinned(self._makers[name](), self._num_sampled, is_sampled)
+            name: tier.thinned(self._makers[name](), self._num_sampled, self._is_sampled)
             for name, tier in self._tiers.items()
         }
 
@@ -120,8 +127,7 @@ class ShadowTier:
         if not self._num_tokens:
             return None
         ratios = {
-            name: min(1.0, max(0.0, self._num_whole - missed) / self._num_tokens)
-            for name, missed in self._missed.items()
+            name: min(1.0, max(0.0, num_hit / self._num_tokens)) for name, num_hit in self._num_hit.items()
         }
         return ShadowReport(self._live, ratios, self.rate)
 
@@ -134,16 +140,18 @@ class ShadowTier:
     def _num_sampled(self) -> int:
         return max(1, round(self._capacity_blocks * self.rate))
 
-    def _sampled(self, marks: Sequence[Mark]) -> list[bytes]:
-        end = self.rate * _ALL
-        return [mark.key for mark in marks if mark.place < end]
+    @property
+    def _end(self) -> float:
+        return self.rate * _ALL
+
+    def _is_sampled(self, key: bytes) -> bool:
+        return xxh32_intdigest(key, _SEED) < self._end
 
     def _fade(self, at_ms: float) -> float:
         """Let what was counted before weigh less; returns the time."""
         if self._num_tokens and at_ms > self._at_ms:
             weight = 0.5 ** ((at_ms - self._at_ms) / _HALF_LIFE_MS)
             self._num_tokens *= weight
-            self._num_whole *= weight
-            for name in self._missed:
-                self._missed[name] *= weight
+            for name in self._num_hit:
+                self._num_hit[name] *= weight
         return at_ms

@@ -127,6 +127,7 @@ class Tour(Generic[B]):
         self._num_gone: dict[bytes, int] = {}
         self._rest: dict[LeafQueue, Iterator[Entry]] = {}
         self._next: dict[LeafQueue, list[Entry]] = {}
+        self._taken: set[LeafQueue] = set()
 
     def peek(self, queue: LeafQueue) -> bytes | None:
         """Return the next leaf of ``queue`` that is not held; ``None``: there is none."""
@@ -134,6 +135,9 @@ class Tour(Generic[B]):
         if ahead is None:
             ahead = self._next[queue] = []
             self._rest[queue] = iter(queue)
+            self._advance(queue)
+        elif queue in self._taken:
+            self._taken.discard(queue)
             self._advance(queue)
         return ahead[0][1] if ahead else None
 
@@ -144,7 +148,7 @@ class Tour(Generic[B]):
             return None
         stamp, _ = heappop(self._next[queue])
         if stamp == self._blocks[key].stamp and key in queue:
-            self._advance(queue)
+            self._taken.add(queue)  # its next one is looked for when it is asked for: often it is not
         return key
 
     def expose_parent(self, key: bytes) -> B | None:

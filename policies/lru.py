@@ -32,5 +32,5 @@ class LeafFirstLRU(LeafOrder[Block]):
 
     def _order(self, tour: Tour[Block]) -> Iterator[bytes]:
         while (key := tour.take(self._queue)) is not None:
-            tour.expose_parent(key)
             yield key
+            tour.expose_parent(key)

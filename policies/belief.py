@@ -1,0 +1,137 @@
+"""Whether what is said of blocks comes true, learnt from blocks of which it was said.
+
+Pure: what became of watched blocks goes in, yes or no comes out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import log2
+from typing import NamedTuple
+from zlib import crc32
+
+from kvstore.hints import Hint
+
+_MOST_WATCHED = 1024
+_MOST_CLAIMS = 256
+_FADE = 255 / 256
+"""What was seen before weighs so much at the next sight of the same claim."""
+_DOUBT = 8.0
+"""So many hints, all of them wrong, are taken to have been seen before the first one."""
+_LONGEST_PAUSE = 10
+
+Claim = tuple[bool, int | None, str | None]
+"""What a hint says, with the pause in steps of four times as long: what is alike is believed alike."""
+
+
+def claim_of(hint: Hint) -> Claim:
+    """Return what ``hint`` says, roughly."""
+    if hint.pause_s is None:
+        return hint.ends_session, None, hint.stop
+    step = 0 if hint.pause_s < 1 else min(_LONGEST_PAUSE, 1 + int(log2(hint.pause_s)) // 2)
+    return hint.ends_session, step, hint.stop
+
+
+class Returns:
+    """How many blocks came back, of those watched; older ones fade."""
+
+    __slots__ = ("_back", "_blocks", "_hints")
+
+    def __init__(self) -> None:
+        self._hints = self._blocks = self._back = 0.0
+
+    def add(self, num_blocks: int, *, is_back: bool) -> None:
+        """Take in what became of ``num_blocks``, for which one was watched."""
+        self._hints = _FADE * self._hints + 1
+        self._blocks = _FADE * self._blocks + num_blocks
+        self._back = _FADE * self._back + num_blocks * is_back
+
+    def share(self, *, with_doubt: bool) -> float:
+        """Return the share that came back, with as many more as doubt has it, or as many fewer."""
+        share = self._back / self._blocks if self._blocks else 0.0
+        return (share * self._hints + _DOUBT * with_doubt) / (self._hints + _DOUBT)
+
+
+class _Witness(NamedTuple):
+    """A block that stands for all of which something was said at once."""
+
+    claim: Claim
+    num_blocks: int
+    num_gone: int
+
+
+class Belief:
+    """What claims are worth, by what became of blocks that were left to the policy. Not thread-safe.
+
+    Of each hint that is not followed one block is a witness: it counts as come back if it is used again
+    before the policy lets it go. Of the policy's own victims a sample, chosen by key, is remembered for as
+    long as witnesses wait in the mean: they count as come back if they are inserted within that time. Time
+    is the number of blocks that went. A claim is believed while blocks of which it was made come back less
+    often than victims do: then room is better given to these. All that is kept is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._witnesses: dict[bytes, _Witness] = {}
+        self._claims: dict[Claim, Returns] = {}
+        self._victims: OrderedDict[bytes, int] = OrderedDict()
+        self._returns = Returns()
+        self._share = 1 << 32
+        self._num_gone = 0
+        self._wait = 0.0
+
+    def watch(self, key: bytes, claim: Claim, num_blocks: int) -> None:
+        """Let ``key`` be the witness for ``num_blocks`` of which ``claim`` was made."""
+        if claim not in self._claims:
+            if len(self._claims) >= _MOST_CLAIMS:
+                return
+            self._claims[claim] = Returns()
+        if len(self._witnesses) < _MOST_WATCHED:
+            self._witnesses[key] = _Witness(claim, num_blocks, self._num_gone)
+
+    def believes(self, claim: Claim) -> bool:
+        """Say whether blocks of which ``claim`` is made should go before the policy's own victims."""
+        returns = self._claims.get(claim)
+        if returns is None:
+            return False
+        return returns.share(with_doubt=True) < self._returns.share(with_doubt=False)
+
+    def used(self, key: bytes) -> None:
+        """Note that a resident block is used."""
+        if witness := self._witnesses.pop(key, None):
+            self._claims[witness.claim].add(witness.num_blocks, is_back=True)
+
+    def came(self, key: bytes) -> None:
+        """Note that a block is inserted."""
+        if self._victims.pop(key, None) is not None:
+            self._returns.add(1, is_back=True)
+
+    def went(self, key: bytes) -> None:
+        """Note that a block that was left to the policy has gone."""
+        self._num_gone += 1
+        if witness := self._witnesses.pop(key, None):
+            self._claims[witness.claim].add(witness.num_blocks, is_back=False)
+            waited = self._num_gone - witness.num_gone
+            self._wait = _FADE * self._wait + (1 - _FADE) * waited if self._wait else waited
+        elif crc32(key) < self._share:
+            self._victims[key] = self._num_gone
+            if len(self._victims) > _MOST_WATCHED:
+                self._halve_sample()
+        self._give_up()
+
+    def went_first(self) -> None:
+        """Note that a block has gone because a claim was believed."""
+        self._num_gone += 1
+
+    def _give_up(self) -> None:
+        """Wait no longer for victims that have been away for as long as witnesses wait."""
+        while self._victims and self._wait:
+            key, num_gone = next(iter(self._victims.items()))
+            if self._num_gone - num_gone <= self._wait:
+                return
+            del self._victims[key]
+            self._returns.add(1, is_back=False)
+
+    def _halve_sample(self) -> None:
+        self._share //= 2
+        kept = [(key, num_gone) for key, num_gone in self._victims.items() if crc32(key) < self._share]
+        self._victims = OrderedDict(kept)

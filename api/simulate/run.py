@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from api.simulate.optimum import Optimum, next_uses
 from api.simulate.replay import Cache, Cell, replay
-from api.simulate.tier import SimulatedTier
+from api.simulate.tier import TracedTier
 from api.simulate.trace import Trace
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
@@ -73,7 +73,7 @@ def make_caches(asked: Question, trace: Trace, registry: Registry) -> dict[str, 
         if policy == OPTIMUM:
             return lambda size: Optimum(uses(), size)
         factory = registry.get(Kind.EVICTION, policy)
-        return lambda size: SimulatedTier(trace, factory(), size, asked.ttl_s)
+        return lambda size: TracedTier(trace, factory(), size, asked.ttl_s)
 
     return {policy: maker(policy) for policy in asked.policies}
 

@@ -21,13 +21,18 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One request. ``blocks`` are the numbers of its prompt's blocks, in order."""
+    """One request. ``blocks`` are the numbers of its prompt's blocks, in order.
+
+    ``answer`` are those of the whole blocks that its answer fills behind them.
+    """
 
     at_ms: float
     input_tokens: int
     blocks: array[int]
     session: Hash | None = None
     stop: str | None = None
+    answer: Sequence[int] = ()
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""One tier without its bytes: the books, policy and ends that a live tier has, at times handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.ends import Ends
+from kvstore.frame import NEVER_MS
+from kvstore.ledger import Ledger
+from kvstore.record import Record
+from kvstore.seams import EvictionPolicy
+
+_BLOCK_BYTES = 1
+_MOST_REMOVED_AT_ONCE = 64
+
+
+class SimulatedTier:
+    """Serves prompts as a store with one memory tier would, every block counting as one byte.
+
+    A prompt's blocks are held while it is served. Those that are there are touched, the last one first; then
+    the missing ones are stored, the first one first, as far as there is room. With ``has_ends`` each request
+    may give its blocks a soft TTL; like a store, a lookup removes at most 64 blocks whose time is over.
+    """
+
+    def __init__(self, policy: EvictionPolicy, capacity_blocks: int, *, has_ends: bool = False) -> None:
+        self._policy = policy
+        self._ledger = Ledger(capacity_blocks * _BLOCK_BYTES, policy)
+        self._has_ends = has_ends
+        self._records: dict[bytes, Record] = {}  # of all blocks, where they may have ends
+        self._ends = Ends(self._records)
+
+    def __len__(self) -> int:
+        return len(self._ledger.held)
+
+    def serve(
+        self, keys: Sequence[bytes], at_ms: float, ttl_s: float | None = None, answer: Sequence[bytes] = ()
+    ) -> int:
+        """Serve a prompt of these blocks; returns how many of them were hit, from the first.
+
+        ``answer`` are the whole blocks that the answer adds, stored after those of the prompt.
+        """
+        num_hit = self._use(keys, b"", at_ms, ttl_s)
+        if answer and (not keys or keys[-1] in self._ledger.held):
+            self._use(answer, keys[-1] if keys else b"", at_ms, ttl_s)
+        return num_hit
+
+    def resident(self) -> set[bytes]:
+        """Return the keys of the blocks that are there, those whose time is over included."""
+        return set(self._ledger.held)
+
+    def check(self) -> None:
+        """Raise ``InvariantError`` when the books contradict each other."""
+        self._ledger.check()
+
+    def _use(self, keys: Sequence[bytes], parent: bytes, at_ms: float, ttl_s: float | None) -> int:
+        soft_ms = NEVER_MS if ttl_s is None else int(at_ms) + round(ttl_s * 1000)
+        is_found = self._find(keys, int(at_ms), soft_ms)
+        now_s, touch = at_ms / 1000, self._policy.touch
+        for key, found in zip(reversed(keys), reversed(is_found), strict=True):
+            if found:
+                touch(key, now_s)
+        if all(is_found):
+            return len(keys)
+        self._store(keys, parent, now_s, soft_ms)
+        return is_found.index(False)
+
+    def _find(self, keys: Sequence[bytes], now_ms: int, soft_ms: int) -> list[bool]:
+        """Say which blocks are there and alive; their ends are put off."""
+        if not self._has_ends:
+            return list(map(self._ledger.held.__contains__, keys))
+        for ended in self._ends.due(now_ms, _MOST_REMOVED_AT_ONCE):
+            self._let_go(ended.key)
+        records = list(map(self._records.get, keys))
+        is_found = [record is not None and not record.is_expired(now_ms) for record in records]
+        for record in records:
+            if record is not None:  # also one whose time is over: when it is offered again, it is here
+                record.extend(soft_ms)
+        return is_found
+
+    def _store(self, keys: Sequence[bytes], parent: bytes, now_s: float, soft_ms: int) -> None:
+        """Store the blocks that are not there, until there is no room."""
+        ledger = self._ledger
+        is_in_use = frozenset(keys).__contains__
+        for key in keys:
+            if key not in ledger.held:
+                room = ledger.reserve(key, _BLOCK_BYTES, is_in_use)
+                if room is None:
+                    return
+                for victim in room.victims:
+                    self._records.pop(victim, None)
+                    ledger.confirm_removal(victim)
+                ledger.settle(room, parent, now_s)
+                if self._has_ends:
+                    self._records[key] = Record(key, parent, soft_ms=soft_ms)
+                    self._ends.note(self._records[key])
+            parent = key
+
+    def _let_go(self, key: bytes) -> None:
+        if self._ledger.begin_removal(key):
+            self._ledger.confirm_removal(key)
+        self._records.pop(key, None)

@@ -46,16 +46,16 @@ class Returns:
         self._blocks = _FADE * self._blocks + num_blocks
         self._back = _FADE * self._back + num_blocks * is_back
 
-    def share(self, *, with_doubt: bool) -> float:
-        """Return the share that came back, with as many more as doubt has it, or as many fewer."""
+    def share(self, *, doubt: float) -> float:
+        """Return the share that came back, as if so many more had been watched and had come back too."""
         share = self._back / self._blocks if self._blocks else 0.0
-        return (share * self._hints + _DOUBT * with_doubt) / (self._hints + _DOUBT)
+        return (share * self._hints + max(0.0, doubt)) / (self._hints + abs(doubt))
 
 
-class _Witness(NamedTuple):
-    """A block that stands for all of which something was said at once."""
+class _Watched(NamedTuple):
+    """A block that stands for ``num_blocks``; when it was said or went, by the number gone by then."""
 
-    claim: Claim
+    returns: Returns
     num_blocks: int
     num_gone: int
 
@@ -64,58 +64,54 @@ class Belief:
     """What claims are worth, by what became of blocks that were left to the policy. Not thread-safe.
 
     Of each hint that is not followed one block is a witness: it counts as come back if it is used again
-    before the policy lets it go. Of the policy's own victims a sample, chosen by key, is remembered for as
-    long as witnesses wait in the mean: they count as come back if they are inserted within that time. Time
-    is the number of blocks that went. A claim is believed while blocks of which it was made come back less
-    often than victims do: then room is better given to these. All that is kept is bounded.
+    before the policy lets it go, or soon after. Of the policy's own victims a sample, chosen by key, is
+    watched: they count as come back if that is soon after they went. Soon is within as many further
+    departures as witnesses that are not used wait for their own in the mean. A claim is believed while
+    blocks of which it was made come back less often than victims do: then room is better given to these.
+    All that is kept is bounded.
     """
 
     def __init__(self) -> None:
-        self._witnesses: dict[bytes, _Witness] = {}
         self._claims: dict[Claim, Returns] = {}
-        self._victims: OrderedDict[bytes, int] = OrderedDict()
-        self._returns = Returns()
+        self._own_victims = Returns()
+        self._witnesses: dict[bytes, _Watched] = {}
+        self._gone: OrderedDict[bytes, _Watched] = OrderedDict()
         self._share = 1 << 32
         self._num_gone = 0
         self._wait = 0.0
 
     def watch(self, key: bytes, claim: Claim, num_blocks: int) -> None:
         """Let ``key`` be the witness for ``num_blocks`` of which ``claim`` was made."""
-        if claim not in self._claims:
-            if len(self._claims) >= _MOST_CLAIMS:
-                return
-            self._claims[claim] = Returns()
-        if len(self._witnesses) < _MOST_WATCHED:
-            self._witnesses[key] = _Witness(claim, num_blocks, self._num_gone)
+        returns = self._claims.get(claim)
+        if returns is None and len(self._claims) < _MOST_CLAIMS:
+            returns = self._claims[claim] = Returns()
+        if returns is not None and len(self._witnesses) < _MOST_WATCHED:
+            self._witnesses[key] = _Watched(returns, num_blocks, self._num_gone)
 
     def believes(self, claim: Claim) -> bool:
         """Say whether blocks of which ``claim`` is made should go before the policy's own victims."""
         returns = self._claims.get(claim)
-        if returns is None:
-            return False
-        return returns.share(with_doubt=True) < self._returns.share(with_doubt=False)
+        return returns is not None and returns.share(doubt=_DOUBT) < self._own_victims.share(doubt=-_DOUBT)
 
     def used(self, key: bytes) -> None:
         """Note that a resident block is used."""
         if witness := self._witnesses.pop(key, None):
-            self._claims[witness.claim].add(witness.num_blocks, is_back=True)
+            witness.returns.add(witness.num_blocks, is_back=True)
 
     def came(self, key: bytes) -> None:
         """Note that a block is inserted."""
-        if self._victims.pop(key, None) is not None:
-            self._returns.add(1, is_back=True)
+        if gone := self._gone.pop(key, None):
+            gone.returns.add(gone.num_blocks, is_back=True)
 
     def went(self, key: bytes) -> None:
         """Note that a block that was left to the policy has gone."""
         self._num_gone += 1
         if witness := self._witnesses.pop(key, None):
-            self._claims[witness.claim].add(witness.num_blocks, is_back=False)
             waited = self._num_gone - witness.num_gone
             self._wait = _FADE * self._wait + (1 - _FADE) * waited if self._wait else waited
+            self._gone[key] = witness._replace(num_gone=self._num_gone)
         elif crc32(key) < self._share:
-            self._victims[key] = self._num_gone
-            if len(self._victims) > _MOST_WATCHED:
-                self._halve_sample()
+            self._gone[key] = _Watched(self._own_victims, 1, self._num_gone)
         self._give_up()
 
     def went_first(self) -> None:
@@ -123,15 +119,20 @@ class Belief:
         self._num_gone += 1
 
     def _give_up(self) -> None:
-        """Wait no longer for victims that have been away for as long as witnesses wait."""
-        while self._victims and self._wait:
-            key, num_gone = next(iter(self._victims.items()))
-            if self._num_gone - num_gone <= self._wait:
+        """Watch no longer who has been away for long, and not more than is bounded."""
+        if len(self._gone) > _MOST_WATCHED:
+            self._halve_sample()
+        while self._gone:
+            key, gone = next(iter(self._gone.items()))
+            is_over = 0 < self._wait < self._num_gone - gone.num_gone
+            if not is_over and len(self._gone) <= 2 * _MOST_WATCHED:
                 return
-            del self._victims[key]
-            self._returns.add(1, is_back=False)
+            del self._gone[key]
+            gone.returns.add(gone.num_blocks, is_back=False)
 
     def _halve_sample(self) -> None:
+        """Watch half as many of the policy's own victims from now on."""
         self._share //= 2
-        kept = [(key, num_gone) for key, num_gone in self._victims.items() if crc32(key) < self._share]
-        self._victims = OrderedDict(kept)
+        for key, gone in list(self._gone.items()):
+            if gone.returns is self._own_victims and crc32(key) >= self._share:
+                del self._gone[key]

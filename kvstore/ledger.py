@@ -99,6 +99,15 @@ class Ledger:
         self._take(key)
         self.theirs.discard(key)
 
+    def next_victim(self, is_in_use: Callable[[bytes], bool]) -> bytes | None:
+        """Return the block that is next to go; ``None``: all are in use."""
+        return next(iter(self.policy.victims(is_in_use)), None)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the policy takes hints."""
+        return isinstance(self.policy, Hearing)
+
     def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
         """Pass a hint about a prompt on to a policy that takes hints."""
         if isinstance(self.policy, Hearing):

@@ -17,7 +17,8 @@ _MOST_CLAIMS = 256
 _FADE = 255 / 256
 """What was seen before weighs so much at the next sight of the same claim."""
 _DOUBT = 8.0
-"""So many hints, all of them wrong, are taken to have been seen before the first one."""
+"""As if so many hints had been wrong before the first one, and so many victims had stayed away."""
+_MARGIN = 2.0
 _LONGEST_PAUSE = 10
 
 Claim = tuple[bool, int | None, str | None]
@@ -67,8 +68,8 @@ class Belief:
     before the policy lets it go, or soon after. Of the policy's own victims a sample, chosen by key, is
     watched: they count as come back if that is soon after they went. Soon is within as many further
     departures as witnesses that are not used wait for their own in the mean. A claim is believed while
-    blocks of which it was made come back less often than victims do: then room is better given to these.
-    All that is kept is bounded.
+    blocks of which it was made come back less than half as often as victims do: then room is better given
+    to these. All that is kept is bounded.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,9 @@ class Belief:
     def believes(self, claim: Claim) -> bool:
         """Say whether blocks of which ``claim`` is made should go before the policy's own victims."""
         returns = self._claims.get(claim)
-        return returns is not None and returns.share(doubt=_DOUBT) < self._own_victims.share(doubt=-_DOUBT)
+        if returns is None:
+            return False
+        return _MARGIN * returns.share(doubt=_DOUBT) < self._own_victims.share(doubt=-_DOUBT)
 
     def used(self, key: bytes) -> None:
         """Note that a resident block is used."""

@@ -33,6 +33,8 @@ class TracedRequest:
     stop: str | None = None
     answer: Sequence[int] = ()
     ttl_s: float | None = None
+    end_session: bool = False
+    expected_pause_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from random import Random
 from typing import NamedTuple
 
 from kvstore.hints import Hint
-from kvstore.seams import EvictionPolicy
+from kvstore.seams import EvictionPolicy, Hearing
 from policies.simulated_tier import SimulatedTier
 
 _NUM_BEGINNINGS = 3
 _BEGINNING_BLOCKS = 10
 _MOST_TURNS = 12
+
+SAID_TO_END = Hint(ends_session=True)
 
 
 class Turn(NamedTuple):
@@ -56,3 +58,16 @@ def hit_ratio(policy: EvictionPolicy, turns: list[Turn], capacity_blocks: int, t
 def the_truth(turn: Turn) -> Hint:
     """Say when a session ends, and how long it pauses otherwise."""
     return Hint(ends_session=turn.pause_s is None, pause_s=turn.pause_s)
+
+
+def convince(policy: EvictionPolicy, hint: Hint = SAID_TO_END) -> None:
+    """Let ``hint`` come true again and again while all other blocks come back; nothing is left behind."""
+    assert isinstance(policy, Hearing)
+    for number in range(40):
+        told = b"told %d" % number
+        policy.insert(told, b"", 0.0)
+        policy.hear([told], hint, 0.0)
+        for other in (b"other", b"another") * 4:
+            policy.insert(other, b"", 0.0)
+            policy.remove(other)
+        policy.remove(told)

@@ -13,30 +13,16 @@ from kvstore.conformance.eviction_machine import EvictionMachine
 from kvstore.errors import ConfigError
 from kvstore.hints import Hint
 from kvstore.registry import Kind
-from kvstore.seams import EvictionPolicy, Hearing
+from kvstore.seams import EvictionPolicy
 from policies.belief import claim_of
 from policies.builtin import BUILTIN
 from policies.leaves import Block, LeafOrder
-from tests.policies.agents import Tell, Turn, agents, hit_ratio, the_truth
+from tests.policies.agents import SAID_TO_END, Tell, Turn, agents, convince, hit_ratio, the_truth
 
 POLICIES: dict[str, Callable[[], LeafOrder[Block]]] = {
     name: factory for kind, name, factory in BUILTIN if kind is Kind.EVICTION
 }
 CAPACITY_BLOCKS = 240
-SAID_TO_END = Hint(ends_session=True)
-
-
-def convince(policy: EvictionPolicy, hint: Hint = SAID_TO_END) -> None:
-    """Let ``hint`` come true again and again while all other blocks come back; nothing is left behind."""
-    assert isinstance(policy, Hearing)
-    for number in range(40):
-        told = b"told %d" % number
-        policy.insert(told, b"", 0.0)
-        policy.hear([told], hint, 0.0)
-        for other in (b"other", b"another") * 4:
-            policy.insert(other, b"", 0.0)
-            policy.remove(other)
-        policy.remove(told)
 
 
 def convinced(name: str) -> LeafOrder[Block]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -25,7 +25,9 @@ from backends.copies import Copies, Copy, copies_for
 from backends.kv_shape import KVShape, Layout
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
-from kvstore.seams import EvictionPolicy
+from kvstore.hints import Hint
+from kvstore.seams import EvictionPolicy, Hearing
+from kvstore.spared import Spared
 
 _FREE_RUN = re.compile(rb"\x01+")
 # A new sequence starts this far behind the one before it, which can then grow in place.
@@ -73,6 +75,8 @@ class DevicePool:
         self._holds: Counter[bytes] = Counter()
         self._num_free = num_blocks
         self._num_held = 0
+        self.spared = Spared()
+        """Blocks that go after all others; see ``Foresight.spare``."""
 
     @property
     def num_available(self) -> int:
@@ -144,6 +148,11 @@ class DevicePool:
         self._policy.insert(key, parent, self._clock.monotonic_s())
         self._on_added(key, parent)
         return True
+
+    def hear(self, keys: Sequence[bytes], hint: Hint) -> None:
+        """Pass a hint about a prompt on to the policy, if it takes hints; see ``Foresight.hint``."""
+        if isinstance(self._policy, Hearing):
+            self._policy.hear(keys, hint, self._clock.monotonic_s())
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Evict the published blocks of these ``keys``, but for those that are in use."""
@@ -238,7 +247,12 @@ class DevicePool:
         return list(islice((block for run in runs for block in range(*run)), num))
 
     def _evict(self, num: int) -> None:
-        self._remove(list(islice(self._policy.victims(self._holds.__contains__), num)))
+        is_held = self._holds.__contains__
+        if self.spared:
+            others = list(islice(self._policy.victims(lambda key: key in self.spared or is_held(key)), num))
+            self._remove(others)
+            num -= len(others)
+        self._remove(list(islice(self._policy.victims(is_held), num)))
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 from kvstore.absences import Absences, Cause
 from kvstore.errors import InvariantError
+from kvstore.hints import Hint
 from kvstore.ledger import Ledger, Room
 from kvstore.record import UNKNOWN_MS, Record
 from kvstore.residents import Residents
+from kvstore.spared import Spared
 
 
 class ResidencyIndex(Residents):
@@ -23,6 +26,7 @@ class ResidencyIndex(Residents):
         super().__init__(absences)
         self._ledgers = tuple(ledgers)
         self._now_s = -inf
+        self.spared = Spared()
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
@@ -34,6 +38,15 @@ class ResidencyIndex(Residents):
                     if record.tiers & mask:
                         policy.touch(record.key, now_s)
 
+    def hears(self, bit: int) -> bool:
+        """Say whether a tier's policy takes hints."""
+        return self._ledger(bit).hears
+
+    def hear(self, bit: int, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to a tier's policy."""
+        with self._lock:
+            self._ledger(bit).hear(keys, hint, self._time(now_s))
+
     def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``: none, or not wanted.
 
@@ -44,7 +57,7 @@ class ResidencyIndex(Residents):
         with self._lock:
             if key in self._absences.quarantined:
                 return None
-            room = ledger.reserve(key, footprint_bytes, self._is_held)
+            room = self.spared.choose(partial(ledger.reserve, key, footprint_bytes), self._is_held)
             if room is None:
                 return None
             victims = [self._clear_bit(victim, bit, Cause.EVICTED) for victim in room.victims]
@@ -54,7 +67,7 @@ class ResidencyIndex(Residents):
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            victim = next(iter(ledger.policy.victims(self._is_held)), None)
+            victim = self.spared.choose(ledger.next_victim, self._is_held)
             if victim is None:
                 return None
             ledger.begin_removal(victim)

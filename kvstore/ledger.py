@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.errors import InvariantError
-from kvstore.seams import EvictionPolicy
+from kvstore.hints import Hint
+from kvstore.seams import EvictionPolicy, Hearing
 
 
 class Room(NamedTuple):
@@ -97,6 +98,20 @@ class Ledger:
         """Take a visible block off the books; the medium keeps it."""
         self._take(key)
         self.theirs.discard(key)
+
+    def next_victim(self, is_in_use: Callable[[bytes], bool]) -> bytes | None:
+        """Return the block that is next to go; ``None``: all are in use."""
+        return next(iter(self.policy.victims(is_in_use)), None)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the policy takes hints."""
+        return isinstance(self.policy, Hearing)
+
+    def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to a policy that takes hints."""
+        if isinstance(self.policy, Hearing):
+            self.policy.hear(keys, hint, now_s)
 
     def begin_removal(self, key: bytes) -> bool:
         """Start to remove a visible block; its bytes count until ``confirm_removal``."""

@@ -11,6 +11,7 @@ from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
+from kvstore.foresight import Foresight
 from kvstore.index import ResidencyIndex
 from kvstore.inquiry import Inquiries, Inquiry
 from kvstore.leases import Hit, LeaseTable
@@ -41,7 +42,7 @@ class TieredStore:
     can lend (``Lending``) keeps its blocks there as well, and must come first. Methods block on
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
-    each block that was read from a medium.
+    each block that was read from a medium. ``foresight`` takes hints.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TieredStore:
         self._storing = Storing(self._placement, self._index, arena, audit)
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
+        self.foresight = Foresight(self._tiers, self._index, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
         self._recovery.start()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.ghosts import Ghosts
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
 
 
 class LeafFirstARC(LeafOrder[Block]):
@@ -24,10 +25,7 @@ class LeafFirstARC(LeafOrder[Block]):
         self._capacity = 0
         self._target = 0.0  # how many of the blocks should be those used once
 
-    def touch(self, key: bytes, now_s: float) -> None:  # noqa: ARG002 - uses are counted, not timed
-        block = self._blocks.get(key)
-        if block is None:
-            return
+    def _use(self, key: bytes, block: Block, now_s: float) -> None:  # noqa: ARG002 - not timed
         if block.queue is self._once:
             self._num_once -= 1
         self._move(key, block, self._again)

@@ -8,7 +8,8 @@ from math import inf
 
 from policies.ghosts import Ghosts
 from policies.hazards import Hazards, Past
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
 
 _GHOSTS_PER_BLOCK = 4
 _LEAST_GHOSTS = 1024
@@ -56,10 +57,7 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
         if above := self._blocks.get(parent):
             above.past.is_followed = True
 
-    def touch(self, key: bytes, now_s: float) -> None:
-        block = self._blocks.get(key)
-        if block is None:
-            return
+    def _use(self, key: bytes, block: _KnownBlock, now_s: float) -> None:
         self._hear(now_s)
         self._hazards.use(block.past, now_s)
         if key in self._num_children:
@@ -115,6 +113,9 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
 
     def _order(self, tour: Tour[_KnownBlock]) -> Iterator[bytes]:
         ranks = dict(self._ranked())
+        for exposed in tour.exposed:
+            rank = self._rank(exposed, exposed.kind)
+            ranks[exposed.kind] = min(rank, ranks.get(exposed.kind, _LAST))
         heap = list(ranks.values())
         heapify(heap)
         while heap:
@@ -130,9 +131,9 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
                 heapreplace(heap, rank)
             else:
                 tour.take(queue)
-                exposed = tour.expose_parent(key)
-                if exposed and (rank := self._rank(exposed, exposed.kind)) < ranks.get(exposed.kind, _LAST):
-                    ranks[exposed.kind] = rank
+                above = tour.expose_parent(key)
+                if above and (rank := self._rank(above, above.kind)) < ranks.get(above.kind, _LAST):
+                    ranks[above.kind] = rank
                     heappush(heap, rank)
                 yield key
 

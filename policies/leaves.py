@@ -43,7 +43,7 @@ class Tour(Generic[B]):
         self._queue_of = queue_of
         self._is_held = is_held
         self._num_gone: dict[bytes, int] = {}
-        self._gone_first: dict[bytes, None] = {}
+        self._gone: dict[bytes, None] = {}
         self.exposed: list[B] = []
         """Blocks that are leaves because what goes before all queues has gone."""
         self._rest: dict[LeafQueue, Iterator[Entry]] = {}
@@ -58,19 +58,19 @@ class Tour(Generic[B]):
             for key in blocks:
                 if self._is_held(key):
                     break
-                self._gone_first[key] = None
+                self._gone[key] = None
                 yield key
-        for key in self._gone_first:
-            if self._blocks[key].parent not in self._gone_first and (block := self.expose_parent(key)):
+        for key in self._gone:
+            if self._blocks[key].parent not in self._gone and (block := self.expose_parent(key)):
                 self.exposed.append(block)
 
     def peek(self, queue: LeafQueue) -> bytes | None:
         """Return the next leaf of ``queue`` that is not held; ``None``: there is none."""
-        ahead = self._next.get(queue)
-        if ahead is None:
-            ahead = self._next[queue] = []
-            self._rest[queue] = iter(queue)
-            self._advance(queue)
+        if queue not in self._next:
+            head = queue.head()
+            if head is None or self._may_go(head):
+                return head
+        ahead = self._ahead(queue)
         return ahead[0][1] if ahead else None
 
     def take(self, queue: LeafQueue) -> bytes | None:
@@ -78,6 +78,9 @@ class Tour(Generic[B]):
         key = self.peek(queue)
         if key is None:
             return None
+        if queue not in self._next:
+            self._gone[key] = None
+            return key
         stamp, _ = heappop(self._next[queue])
         if stamp == self._blocks[key].stamp and key in queue:
             self._advance(queue)
@@ -92,17 +95,27 @@ class Tour(Generic[B]):
         num_gone = self._num_gone[parent_key] = self._num_gone.get(parent_key, 0) + 1
         if num_gone < self._num_children[parent_key] or self._is_held(parent_key):
             return None
-        queue = self._queue_of(parent)
-        self.peek(queue)
-        heappush(self._next[queue], (parent.stamp, parent_key))
+        heappush(self._ahead(self._queue_of(parent)), (parent.stamp, parent_key))
         return parent
+
+    def _ahead(self, queue: LeafQueue) -> list[Entry]:
+        """Return what comes next: a leaf, and exposed blocks. Walking begins here, as taking one is cheap."""
+        ahead = self._next.get(queue)
+        if ahead is None:
+            ahead = self._next[queue] = []
+            self._rest[queue] = iter(queue)
+            self._advance(queue)
+        return ahead
 
     def _advance(self, queue: LeafQueue) -> None:
         """Bring the queue's next leaf forward."""
         for entry in self._rest[queue]:
-            if not self._is_held(entry[1]) and entry[1] not in self._gone_first:
+            if self._may_go(entry[1]):
                 heappush(self._next[queue], entry)
                 return
+
+    def _may_go(self, key: bytes) -> bool:
+        return key not in self._gone and not self._is_held(key)
 
 
 class LeafOrder(ABC, Generic[B]):

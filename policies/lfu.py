@@ -51,7 +51,8 @@ class LeafFirstLFU(LeafOrder[_CountedBlock]):
         return _CountedBlock(parent, self._level(num_uses), num_uses, self._period)
 
     def _left(self, key: bytes, block: _CountedBlock) -> None:
-        self._ghosts.add(key, (block.num_uses, block.period), self._most)
+        self._ghosts.add(key, (block.num_uses, block.period))
+        self._ghosts.forget(self._most)
 
     def _queues(self) -> Iterator[LeafQueue]:
         yield from self._levels

@@ -56,7 +56,8 @@ class LeafFirstS3FIFO(LeafOrder[_QueuedBlock]):
     def _left(self, key: bytes, block: _QueuedBlock) -> None:
         if block.queue is self._probation:
             self._num_on_probation -= 1
-            self._ghosts.add(key, fact=True, most=len(self._blocks))
+            self._ghosts.add(key, fact=True)
+            self._ghosts.forget(len(self._blocks))
 
     def _come_round(self) -> None:
         while (key := self._probation.head()) and (block := self._blocks[key]).num_uses:

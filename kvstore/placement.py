@@ -14,8 +14,8 @@ from kvstore.demotions import Demotion, Demotions
 from kvstore.forms import Stored
 from kvstore.frame import RAW_CODEC, Header, checksum
 from kvstore.index import ResidencyIndex
-from kvstore.ledger import Room
 from kvstore.loading import GiveBack, SharedBytes
+from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.removal import Removal
 from kvstore.seams import Loan
@@ -58,7 +58,7 @@ class Placement(Removal):
         ``stored_bytes`` is the block's length there, if that is not its raw one.
         """
         nbytes = facts.raw_bytes if stored_bytes is None else stored_bytes
-        reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(nbytes))
+        reserved = self._index.reserve(tier.bit, facts, tier.footprint(nbytes))
         if reserved is None:
             return None
         room, victims = reserved

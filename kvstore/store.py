@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
-from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
+from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
-from kvstore.index import ResidencyIndex
 from kvstore.inquiry import Inquiries, Inquiry
+from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
 from kvstore.overview import health_of, statistics_of
+from kvstore.pins import TierPins
 from kvstore.placement import Placement
+from kvstore.quotas import Quotas
 from kvstore.record import Record
 from kvstore.recovery import Recovery
 from kvstore.residents import fastest
@@ -29,12 +31,14 @@ from kvstore.shared_tier import make_tier
 from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
+from kvstore.tenants import Tenants
 from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
+from kvstore.upkeep import Upkeep
 
 __all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
 
 
-class TieredStore:
+class TieredStore(Upkeep):
     """Blocks in tiers, from the fastest to the slowest. Thread-safe.
 
     ``arena`` provides the memory in which blocks are filled and loads land; a tier whose backend
@@ -56,6 +60,7 @@ class TieredStore:
         on_transfer: OnTransfer | None = None,
     ) -> None:
         refuse_odd_tiers(tiers)
+        self._specs = tuple(tiers)
         self.config = config or StoreConfig()
         self._clock = clock or Clock()
         self._device = device or DeviceTier()
@@ -65,8 +70,19 @@ class TieredStore:
             make_tier(spec, bit, self._clock, known) for bit, spec in enumerate(tiers, start=1)
         )
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
-        ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
-        self._index = ResidencyIndex([None, *ledgers], Absences(self._clock.wall_ms))
+        tenants, charges = Tenants(), dict[str, int]()
+        ledgers = [
+            Ledger(
+                spec.config.budget_bytes,
+                spec.policy,
+                Quotas(spec.config.name, spec.make_policy, tenants),
+                TierPins(charges),
+            )
+            for spec in tiers
+        ]
+        self._index = KeepingIndex(
+            [None, *ledgers], Absences(self._clock.wall_ms), self._clock.wall_ms, tenants
+        )
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
@@ -77,6 +93,7 @@ class TieredStore:
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
+        self.set_retention(self.config.retention)
         self._recovery.start()
 
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
@@ -158,7 +175,7 @@ class TieredStore:
         """
         if self._closed or self._index.keeps_out(key, parent):
             return None
-        self._manifests.register(namespace)
+        self.register_namespace(namespace)
         tokens = namespace.block_tokens
         facts = Record(
             key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s),
@@ -209,6 +226,7 @@ class TieredStore:
 
         A namespace that stores its first block is registered by that.
         """
+        self._index.register(namespace)
         self._manifests.register(namespace)
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
@@ -217,40 +235,6 @@ class TieredStore:
         Blocks on the media, at most for ``timeout_s``. What is no manifest of this version is left out.
         """
         return self._manifests.known(timeout_s)
-
-    def evict(self, keys: Iterable[bytes]) -> int:
-        """Remove blocks from every tier that stores bytes; those in use stay. Returns how many went."""
-        return sum(self._placement.remove_from(self._tiers, key) for key in keys)
-
-    def clear(self, tier: str | None = None) -> int:
-        """Remove every block that is not in use from ``tier`` or from all of them; returns how many.
-
-        Clearing all of them ends the quarantine of blocks that the engine's pool does not have any more.
-        Raises ``ConfigError`` for a tier that is not there.
-        """
-        if tier is not None and tier not in self._names[1:]:
-            raise ConfigError("tier", f"{tier!r} is not one of {', '.join(self._names[1:])}")
-        chosen = [held for held in self._tiers if tier in {None, held.name}]
-        keys = {key for held in chosen for key in self._placement.keys_in(held)}
-        num_gone = sum(self._placement.remove_from(chosen, key) for key in keys)
-        if tier is None:
-            self._index.end_quarantine()
-        return num_gone
-
-    def quarantine(self, key: bytes) -> None:
-        """Remove a wrong block, and what was computed on it, from every tier, in use or not; keep them out.
-
-        Whoever holds them finds them gone; ``ended`` names them, so that the engine's pool lets go of
-        them too. They are neither found nor stored again in this process until ``clear()``, and health
-        says so.
-        """
-        self._placement.quarantine(key)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Block until what was stored has reached the lower tiers; says whether it has."""
-        ends_at_s = time.monotonic() + timeout_s
-        num_flushed = sum(tier.pool.flush(max(0.0, ends_at_s - time.monotonic())) for tier in self._tiers)
-        return num_flushed == len(self._tiers)
 
     def health(self) -> Health:
         """Return the state of every tier and the worst of them."""

@@ -10,7 +10,7 @@ from kvstore.clock import Clock
 from kvstore.frame import Header
 from kvstore.index import ResidencyIndex
 from kvstore.placement import Placement
-from kvstore.record import UNKNOWN_MS, Record, record_of
+from kvstore.record import Record, ends_in, record_of
 from kvstore.tier import Tier
 
 
@@ -43,7 +43,7 @@ class Recovery:
         """Enter one block, most recent last: with ``evict`` older ones make way for it."""
         facts = _facts(tier, header)
         footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
-        is_alive = not facts.is_expired(self._clock.wall_ms())
+        is_alive = not 0 < header.expiry.at_ms <= self._clock.wall_ms()
         if is_alive and self._index.recovered(tier.bit, facts, footprint, now_s):
             return
         if is_alive and evict:
@@ -59,5 +59,6 @@ def _facts(tier: Tier, header: Header) -> Record:
     if tier.knows(header):
         return record_of(header)
     ends = header.expiry
-    soft_ms = ends.soft_ms if header.is_of_this_version else UNKNOWN_MS
-    return Record(header.key, b"", soft_ms=soft_ms, hard_ms=ends.hard_ms, unreadable=1 << tier.bit)
+    named_ms = ends_in(ends.soft_ms) if header.is_of_this_version else 0
+    hard_ms = ends_in(ends.hard_ms)
+    return Record(header.key, b"", named_ms=named_ms, hard_ms=hard_ms, unreadable=1 << tier.bit)

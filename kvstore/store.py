@@ -9,6 +9,7 @@ from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
+from kvstore.defaults import Defaults, checked_ttl_ms
 from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
 from kvstore.index import ResidencyIndex
@@ -23,6 +24,7 @@ from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.recovery import Recovery
 from kvstore.residents import fastest
+from kvstore.retention import Retention
 from kvstore.retrieval import Retrieval
 from kvstore.seams import Codec, OnTransfer
 from kvstore.shared_tier import make_tier
@@ -54,6 +56,7 @@ class TieredStore:
         *,
         codecs: Sequence[Codec] = (),
         on_transfer: OnTransfer | None = None,
+        retention: Retention | None = None,
     ) -> None:
         refuse_odd_tiers(tiers)
         self.config = config or StoreConfig()
@@ -66,7 +69,10 @@ class TieredStore:
         )
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
         ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
-        self._index = ResidencyIndex([None, *ledgers], Absences(self._clock.wall_ms))
+        defaults = Defaults(self.config.ttls_ms(self._names))
+        self._index = ResidencyIndex(
+            [None, *ledgers], Absences(self._clock.wall_ms), defaults, retention or Retention()
+        )
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
@@ -82,14 +88,16 @@ class TieredStore:
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
         """Return where each block is, in one pass, with a lease on all that are resident.
 
-        Holes are part of the answer: a block after a missing one is still a hit. A hit extends
-        soft TTLs to ``ttl_s`` from now (``None``: the store's default).
+        Holes are part of the answer: a block after a missing one is still a hit. A hit puts soft ends off,
+        to ``ttl_s`` from now or else as rules and defaults have it. Raises ``RequestError`` for a TTL that is
+        not above 0, or beyond a century.
         """
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         self._leases.release_overdue(now_s)
         self._placement.remove_due(now_ms)
         mask = self._placement.findable_mask()
-        found = self._index.find(keys, mask, now_ms, self._soft_ms(ttl_s))
+        found = self._index.find(keys, mask, now_ms, ttl_ms)
         names = self._names
         tiers = tuple(None if record is None else names[fastest(record.tiers & mask)] for record in found)
         records = [record for record in found if record is not None]
@@ -151,20 +159,21 @@ class TieredStore:
     ) -> Reservation | None:  # fmt: skip
         """Offer a block of ``nbytes``; fill ``view`` of what is returned, then ``commit`` or ``abort``.
 
-        ``None``: do nothing; the block is here or on its way (its TTL is extended), or no tier
+        ``None``: do nothing; the block is here or on its way (its soft end is put off), or no tier
         has room for it, admits it or works. ``num_tokens`` is how many of the block's tokens are
         filled (default: all), ``first_token`` the position of the first (default: unknown), by which
-        a tier judges what loading is worth. Never blocks on a lower tier.
+        a tier judges what loading is worth. Raises ``RequestError`` for a TTL that is not above 0, or beyond
+        a century. Never blocks on a lower tier.
         """
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
         if self._closed or self._index.keeps_out(key, parent):
             return None
-        self._manifests.register(namespace)
+        self.register_namespace(namespace)
         tokens = namespace.block_tokens
         facts = Record(
-            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s),
-            first_token=first_token,
-        )  # fmt: skip
-        return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens)
+            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), first_token=first_token
+        )
+        return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens, ttl_ms)
 
     def put(
         self,
@@ -189,9 +198,13 @@ class TieredStore:
         self._refuse_when_closed()
         return self._retrieval.get_into(key, out, timeout_s)
 
-    def device_added(self, key: bytes, parent: bytes) -> None:
-        """Note that the engine's pool now holds this block."""
-        self._index.report(DEVICE_BIT, key, parent)
+    def device_added(self, key: bytes, parent: bytes, namespace: Namespace | None = None) -> None:
+        """Note that the engine's pool now holds this block, computed or loaded; offered root first."""
+        digest = b""
+        if namespace is not None:
+            digest = namespace.digest
+            self._index.learn(digest, namespace.salt)
+        self._index.report(DEVICE_BIT, key, parent, digest, self._clock.wall_ms())
 
     def ended(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return those of ``keys`` that the engine's pool must not share any more.
@@ -199,6 +212,20 @@ class TieredStore:
         Their time is over, or they are in quarantine.
         """
         return self._index.ended(keys, self._clock.wall_ms())
+
+    def over_on_device(self) -> list[bytes]:
+        """Return the blocks whose time is over that the engine's pool still has: it is to let go of them.
+
+        They are there until ``device_removed``; quick where there are none.
+        """
+        return self._index.over_in_pool()
+
+    def set_retention(self, retention: Retention) -> None:
+        """Let other rules hold from now on, also for what is there; takes a look at all blocks.
+
+        Hard limits of before are never put off by that. Soft ends that requests or rules have named stay.
+        """
+        self._placement.rewrite_headers(self._index.set_retention(retention))
 
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
@@ -210,6 +237,9 @@ class TieredStore:
         A namespace that stores its first block is registered by that.
         """
         self._manifests.register(namespace)
+        moved = self._index.learn(namespace.digest, namespace.salt)
+        if moved:
+            self._placement.rewrite_headers(moved)
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
         """Return the namespaces registered here, and those whose manifests the tiers keep.
@@ -284,10 +314,6 @@ class TieredStore:
         self._index.touch(records, self._clock.monotonic_s())
         self._storing.used_again(records)
         self._index.unhold(records)
-
-    def _soft_ms(self, ttl_s: float | None) -> int:
-        seconds = self.config.default_ttl_s if ttl_s is None else ttl_s
-        return 0 if seconds is None else self._clock.wall_ms() + round(seconds * 1000)
 
     def _refuse_when_closed(self) -> None:
         if self._closed:

@@ -59,6 +59,22 @@ class Defaults:
             return max(record.named_ms, record.used_ms + self.ttls_ms[bit])
         return record.named_ms or FOREVER_MS
 
+    def is_behind(self, record: Record, mask: int, now_ms: int) -> bool:
+        """Say whether a header in a tier of ``mask`` lags by an eighth of the life that is left."""
+        left = record.tiers & mask
+        if not left or (record.named_ms == record.kept_named_ms and record.used_ms == record.kept_used_ms):
+            return False
+        while left:
+            lowest = left & -left
+            bit = lowest.bit_length() - 1
+            end_ms, kept_ms = self.soft_ms(record, bit), record.kept_named_ms
+            if record.kept_used_ms:
+                kept_ms = max(kept_ms, record.kept_used_ms + self.ttls_ms[bit])
+            if 8 * (end_ms - kept_ms) >= end_ms - now_ms:
+                return True
+            left ^= lowest
+        return False
+
     def end_ms(self, record: Record, bit: int) -> int:
         """Return when a block ends in a tier."""
         return min(record.hard_ms, self.soft_ms(record, bit))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvstore.ancestors import Ancestors
@@ -122,7 +122,13 @@ class Lives:
             record = facts
         if facts.hard_ms <= now_ms or self._defaults.is_over(record, bit, now_ms):
             return None
+        if not record.kept_named_ms and not record.kept_used_ms:
+            record.note_kept()
         return self._defaults.expiry(record, bit)
+
+    def are_behind(self, records: Iterable[Record], mask: int, now_ms: int) -> list[Record]:
+        """Return those of ``records`` of which a header in a tier of ``mask`` lags behind."""
+        return [record for record in records if self._defaults.is_behind(record, mask, now_ms)]
 
     def note(self, record: Record) -> None:
         """Look at a block when it ends, for it came into a tier."""

@@ -48,7 +48,7 @@ class Placement(Removal):
         self._write_back = self._with_mode(WriteMode.BACK)
         self._write_second_use = self._with_mode(WriteMode.SECOND_USE)
         self._demotions = Demotions()
-        self._header_updates = HeaderUpdates(tiers)
+        self._header_updates = HeaderUpdates(tiers, index, clock)
         self._copying: set[tuple[int, bytes]] = set()  # queued already: a block may be hit again and again
         self.bytes_mask = sum(1 << tier.bit for tier in tiers)
 
@@ -126,6 +126,10 @@ class Placement(Removal):
                 is_above_only = not record.tiers >> tier.bit & 1 and record.tiers >> memory.bit & 1
                 if is_above_only and tier.admits(record.block_tokens, record):
                     self._copy_down(memory, tier, record)
+
+    def keep_headers(self, records: Sequence[Record]) -> None:
+        """Bring headers of blocks that were used in line with their ends, behind, when they lag much."""
+        self._header_updates.used(records)
 
     def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
         """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
@@ -253,7 +257,7 @@ class Placement(Removal):
         self._index.confirm_removal(tier.bit, victim.key)
         if slot is None:
             return
-        is_over = self._index.expiry(tier.bit, victim, self._clock.wall_ms()) is None
+        is_over = self._index.has_ended(tier.bit, victim, self._clock.wall_ms())
         wanting = [
             below
             for below in self._write_back

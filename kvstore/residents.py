@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from threading import Lock
 
 from kvstore.absences import Absences, Cause
 from kvstore.defaults import Defaults
-from kvstore.frame import Expiry
-from kvstore.lives import Departure, Lives
+from kvstore.lifespans import Lifespans
 from kvstore.record import Record
 from kvstore.retention import Retention
 
 
-class Residents:
+class Residents(Lifespans):
     """Records by key. Thread-safe: everything happens under one lock and without any I/O.
 
     Tiers are numbered from the fastest; a record's ``tiers`` is a bit mask over those numbers.
     """
 
     def __init__(self, absences: Absences, defaults: Defaults, retention: Retention) -> None:
-        self._records: dict[bytes, Record] = {}
-        self._lives = Lives(self._records, defaults, retention)
+        super().__init__(defaults, retention)
         self._absences = absences
-        self._lock = Lock()
         self.num_wanted = 0
         self.num_found = 0
 
@@ -137,41 +133,6 @@ class Residents:
             over = [key for key in trusted if (record := get(key)) and self._lives.is_over(record, 0, now_ms)]
         return [*over, *keys[len(trusted) :]]
 
-    def due(self, now_ms: int, limit: int) -> list[Departure]:
-        """Return up to ``limit`` blocks for their tiers to let go of."""
-        with self._lock:
-            return self._lives.due(now_ms, limit)
-
-    def over_in_pool(self) -> list[bytes]:
-        """Return the blocks whose time is over that the engine's own pool still has."""
-        if not self._lives.over_in_pool:
-            return []
-        with self._lock:
-            return list(self._lives.over_in_pool)
-
-    def set_retention(self, retention: Retention) -> list[Record]:
-        """Let other rules hold from now on; returns the blocks whose ends moved, by a look at all of them."""
-        with self._lock:
-            self._lives.rules.replace(retention)
-            return self._lives.apply_rules()
-
-    def learn(self, namespace: bytes, salt: str) -> list[Record]:
-        """Note to which tenant a namespace belongs; returns the blocks whose ends that moved."""
-        if self._lives.tenants.get(namespace) is not None:
-            return []
-        with self._lock:
-            return self._lives.learn(namespace, salt)
-
-    def tenant_of(self, namespace: bytes) -> str | None:
-        """Return the tenant of a namespace, as far as it is known."""
-        with self._lock:
-            return self._lives.tenants.get(namespace)
-
-    def expiry(self, bit: int, facts: Record, now_ms: int) -> Expiry | None:
-        """Return a block's ends for its header in a tier; see ``Lives.expiry``."""
-        with self._lock:
-            return self._lives.expiry(facts, bit, now_ms)
-
     def why_absent(self, key: bytes, mask: int, now_ms: int) -> tuple[Cause, int, int]:
         """Return (cause, tier, epoch ms) of what became of ``key``; ``mask``: the tiers that are readable."""
         with self._lock:
@@ -261,9 +222,6 @@ class Residents:
     def _is_held(self, key: bytes) -> bool:
         record = self._records.get(key)
         return record is not None and record.num_holds > 0
-
-    def _is_alive(self, record: Record, now_ms: int) -> bool:
-        return now_ms < record.sure_ms or self._lives.is_alive(record, now_ms)
 
     def _entered(self, bit: int, facts: Record) -> Record:
         is_unreadable = facts.unreadable >> bit & 1

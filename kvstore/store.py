@@ -31,6 +31,7 @@ from kvstore.shared_tier import make_tier
 from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
+from kvstore.sweeper import Sweeper
 from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
 
 __all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
@@ -84,6 +85,7 @@ class TieredStore:
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
         self._recovery.start()
+        self._sweeper = Sweeper(self._placement, self._clock)
 
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
         """Return where each block is, in one pass, with a lease on all that are resident.
@@ -307,6 +309,7 @@ class TieredStore:
         self._closed = True
         ends_at_s = time.monotonic() + deadline_s
         self._recovery.stop()
+        self._sweeper.stop()
         self._placement.close(ends_at_s)
         self._leases.release_overdue(float("inf"))
 

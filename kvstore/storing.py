@@ -109,6 +109,7 @@ class Storing:
     def used_again(self, records: Sequence[Record]) -> None:
         """Blocks were hit: lower tiers that wait for a second use may take them now."""
         self._placement.write_on_second_use(records)
+        self._placement.keep_headers(records)
 
     def _allocate(self, nbytes: int, home: Home | None) -> Slot | None:
         """Return a slot; where the budget has room and memory has not, more blocks make way."""

@@ -77,7 +77,7 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
 
 def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) -> TierSpec:
     tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
-    policy = parts.registry.get(Kind.EVICTION, setup.eviction)()
+    make_policy = parts.registry.get(Kind.EVICTION, setup.eviction)
     codec = parts.registry.get(Kind.CODEC, setup.codec)(item_bytes=item_bytes) if setup.codec else None
     options: dict[str, object] = {"path": setup.path}
     if setup.name == HOST:
@@ -85,7 +85,7 @@ def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) ->
     elif setup.address:
         options = {"address": setup.address, "clock": parts.clock}
     backend = parts.registry.get(Kind.BACKEND, setup.name)(**options)
-    return TierSpec(tier_config, backend, policy, parts.admission, codec)
+    return TierSpec(tier_config, backend, make_policy(), parts.admission, codec, make_policy)
 
 
 def _measure_unknown(specs: list[TierSpec], arena: Arena, block_bytes: int, parts: Parts) -> None:

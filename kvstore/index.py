@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from kvstore.absences import Absences, Cause
 from kvstore.defaults import Defaults
 from kvstore.errors import InvariantError
-from kvstore.ledger import Ledger, Room
+from kvstore.ledger import Ledger
+from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
-from kvstore.retention import Retention
+from kvstore.tenants import Tenants
 
 
 class ResidencyIndex(Residents):
@@ -25,24 +26,27 @@ class ResidencyIndex(Residents):
         self,
         ledgers: Sequence[Ledger | None],
         absences: Absences,
+        wall_ms: Callable[[], int],
+        tenants: Tenants,
         defaults: Defaults,
-        retention: Retention | None = None,
     ) -> None:
-        super().__init__(absences, defaults, retention or Retention())
+        super().__init__(absences, defaults, tenants)
         self._ledgers = tuple(ledgers)
+        self._tenants = tenants
+        self._wall_ms = wall_ms
         self._now_s = -inf
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
-        ledgers = [(1 << bit, ledger.policy) for bit, ledger in enumerate(self._ledgers) if ledger]
+        ledgers = [(1 << bit, ledger) for bit, ledger in enumerate(self._ledgers) if ledger]
         with self._lock:
             now_s = self._time(now_s)
             for record in reversed(records):
-                for mask, policy in ledgers:
+                for mask, ledger in ledgers:
                     if record.tiers & mask:
-                        policy.touch(record.key, now_s)
+                        ledger.touch(record.key, now_s)
 
-    def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
+    def reserve(self, bit: int, facts: Record, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``: none, or not wanted.
 
         The victims are out of the index when this returns; the caller deletes them from the
@@ -50,9 +54,12 @@ class ResidencyIndex(Residents):
         """
         ledger = self._ledger(bit)
         with self._lock:
-            if key in self._absences.quarantined:
+            if facts.key in self._absences.quarantined:
                 return None
-            room = ledger.reserve(key, footprint_bytes, self._is_held)
+            self._end_pins(ledger)
+            room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
+            while room is None and self._end_pins(ledger):
+                room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
             if room is None:
                 return None
             victims = [self._clear_bit(victim, bit, Cause.EVICTED) for victim in room.victims]
@@ -62,7 +69,9 @@ class ResidencyIndex(Residents):
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            victim = next(iter(ledger.policy.victims(self._is_held)), None)
+            victim = ledger.next_victim(self._is_held)
+            while victim is None and self._end_pins(ledger):
+                victim = ledger.next_victim(self._is_held)
             if victim is None:
                 return None
             ledger.begin_removal(victim)
@@ -111,9 +120,10 @@ class ResidencyIndex(Residents):
                 return True
             if self._absences.keeps_out(facts.key, facts.parent):
                 return False
-            if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
+            self._tenants.met(facts.namespace)
+            if not ledger.has_room(footprint_bytes, facts.namespace):
                 return False
-            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s))
+            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s), namespace=facts.namespace)
             self._entered(bit, facts)
             return True
 
@@ -133,13 +143,17 @@ class ResidencyIndex(Residents):
                     self._clear_bit(facts.key, bit, Cause.EVICTED)
             if ledger.knows(facts.key) or self._absences.keeps_out(facts.key, facts.parent):
                 return False
-            victims = ledger.their_victims(footprint_bytes, self._is_held)
+            self._tenants.met(facts.namespace)
+            victims = ledger.their_victims(footprint_bytes, self._is_held, facts.namespace)
             if victims is None:
                 return None
             for victim in victims:
                 ledger.forget(victim)
                 self._clear_bit(victim, bit, Cause.EVICTED)
-            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s), is_theirs=True)
+            ledger.add(
+                facts.key, facts.parent, footprint_bytes, self._time(now_s), namespace=facts.namespace,
+                is_theirs=True,
+            )  # fmt: skip
             self._entered(bit, facts)
             return True
 
@@ -249,6 +263,12 @@ class ResidencyIndex(Residents):
                 marked = {key for key, record in self._records.items() if record.charged >> bit & 1}
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
+
+    def _end_pins(self, ledger: Ledger, limit: int = 64) -> int:
+        """Let up to ``limit`` blocks be ordinary whose pins are over; returns how many it were."""
+        if not ledger.pins.pins:
+            return 0
+        return ledger.end_pins(self._wall_ms(), self._now_s, limit)
 
     def _ledger(self, bit: int) -> Ledger:
         ledger = self._ledgers[bit]

@@ -9,15 +9,15 @@ from kvstore.defaults import Defaults
 from kvstore.frame import Expiry
 from kvstore.lives import Departure, Lives
 from kvstore.record import Record
-from kvstore.retention import Retention
+from kvstore.tenants import Tenants
 
 
 class Lifespans:
     """Records by key, and their ends. Thread-safe."""
 
-    def __init__(self, defaults: Defaults, retention: Retention) -> None:
+    def __init__(self, defaults: Defaults, tenants: Tenants) -> None:
         self._records: dict[bytes, Record] = {}
-        self._lives = Lives(self._records, defaults, retention)
+        self._lives = Lives(self._records, defaults, tenants)
         self._lock = Lock()
 
     def due(self, now_ms: int, limit: int) -> list[Departure]:
@@ -31,24 +31,6 @@ class Lifespans:
             return []
         with self._lock:
             return list(self._lives.over_in_pool)
-
-    def set_retention(self, retention: Retention) -> list[Record]:
-        """Let other rules hold from now on; returns the blocks whose ends moved, by a look at all of them."""
-        with self._lock:
-            self._lives.rules.replace(retention)
-            return self._lives.apply_rules()
-
-    def learn(self, namespace: bytes, salt: str) -> list[Record]:
-        """Note to which tenant a namespace belongs; returns the blocks whose ends that moved."""
-        if self._lives.tenants.get(namespace) is not None:
-            return []
-        with self._lock:
-            return self._lives.learn(namespace, salt)
-
-    def tenant_of(self, namespace: bytes) -> str | None:
-        """Return the tenant of a namespace, as far as it is known."""
-        with self._lock:
-            return self._lives.tenants.get(namespace)
 
     def expiry(self, bit: int, facts: Record, now_ms: int) -> Expiry | None:
         """Return a block's ends for its header in a tier, ``None`` when its time is over there.

@@ -30,13 +30,13 @@ class Lives:
     there (``Record.over``), and does not come back to life by a later use.
     """
 
-    def __init__(self, records: dict[bytes, Record], defaults: Defaults, retention: Retention) -> None:
+    def __init__(self, records: dict[bytes, Record], defaults: Defaults, tenants: Tenants) -> None:
         self._records = records
         self._defaults = defaults
         self._ends = Ends(records, defaults)
         self._ancestors = Ancestors(records, self._extend_as_of)
-        self.rules = Rules(retention)
-        self.tenants = Tenants()
+        self._rules = Rules(Retention())
+        self._tenants = tenants
         self.over_in_pool: dict[bytes, None] = {}
         """Blocks that the engine's own pool, which keeps its own books, is to let go of."""
 
@@ -50,7 +50,7 @@ class Lives:
 
     def limit(self, facts: Record) -> None:
         """Let the hard limits of rules hold for a block that was found on a medium."""
-        if not self.rules.is_plain and facts.created_ms:
+        if not self._rules.is_plain and facts.created_ms:
             facts.hard_ms = min(facts.hard_ms, facts.created_ms + self._limits_of(facts).hard_ms)
 
     def complete(self, record: Record, facts: Record) -> None:
@@ -64,11 +64,11 @@ class Lives:
 
     def use_of_prompt(self, keys: Sequence[bytes], now_ms: int, ttl_ms: int | None) -> Use:
         """Return what use of a prompt a request with this TTL is; hard limits of its rules hold at once."""
-        if self.rules.is_plain:
+        if self._rules.is_plain:
             return self._defaults.use(now_ms, ttl_ms)
         records = [record for key in keys if (record := self._records.get(key)) is not None]
         namespace = next((record.namespace for record in records if record.namespace), b"")
-        limits = self.rules.of_prompt(keys, self.tenants.get(namespace))
+        limits = self._rules.of_prompt(keys, self._tenants.get(namespace))
         for record in records:
             self._apply(record, Limits(None, limits.hard_ms))
         return self._defaults.use(now_ms, limits.soft_ms if ttl_ms is None else ttl_ms)
@@ -161,29 +161,26 @@ class Lives:
                     break
         return departures
 
-    def learn(self, namespace: bytes, salt: str) -> list[Record]:
-        """Note to which tenant a namespace belongs; returns the blocks whose ends that moved."""
-        is_late = self.tenants.learn(namespace, salt, self._namespaces)
-        return self.apply_rules(namespace) if is_late and not self.rules.is_plain else []
+    def set_rules(self, retention: Retention) -> list[Record]:
+        """Let other rules hold from now on; returns the blocks whose ends moved."""
+        self._rules.replace(retention)
+        return self.apply_rules()
 
     def apply_rules(self, namespace: bytes | None = None) -> list[Record]:
         """Let the rules hold for all blocks there are (of a namespace); returns those whose ends moved."""
-        if self.rules.is_plain:
+        if self._rules.is_plain:
             return []
         self._ancestors.settle()
         return [
             record
-            for record, limits in self.rules.survey(self._records, self.tenants.get)
+            for record, limits in self._rules.survey(self._records, self._tenants.get)
             if namespace in {None, record.namespace} and self._apply(record, limits)
         ]
 
-    def _namespaces(self) -> set[bytes]:
-        return {record.namespace for record in self._records.values()}
-
     def _limits_of(self, facts: Record) -> Limits:
-        if self.rules.is_plain:
+        if self._rules.is_plain:
             return Limits()
-        return self.rules.of_block(facts.key, facts.parent, self.tenants.get(facts.namespace))
+        return self._rules.of_block(facts.key, facts.parent, self._tenants.get(facts.namespace))
 
     def _apply(self, record: Record, limits: Limits) -> bool:
         """Let limits hold for a block that is there; a use that named no end is counted by them."""

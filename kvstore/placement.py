@@ -15,8 +15,8 @@ from kvstore.forms import Stored
 from kvstore.frame import RAW_CODEC, Expiry, Header, checksum
 from kvstore.header_updates import HeaderUpdates
 from kvstore.index import ResidencyIndex
-from kvstore.ledger import Room
 from kvstore.loading import GiveBack, SharedBytes
+from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.removal import Removal
 from kvstore.seams import Loan
@@ -64,7 +64,7 @@ class Placement(Removal):
         nbytes = facts.raw_bytes if stored_bytes is None else stored_bytes
         if self._index.is_over(tier.bit, facts.key, self._clock.wall_ms()):
             self.expire_at_once(tier, facts.key)
-        reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(nbytes))
+        reserved = self._index.reserve(tier.bit, facts, tier.footprint(nbytes))
         if reserved is None:
             return None
         room, victims = reserved

@@ -8,7 +8,7 @@ from kvstore.absences import Absences, Cause
 from kvstore.defaults import Defaults
 from kvstore.lifespans import Lifespans
 from kvstore.record import Record
-from kvstore.retention import Retention
+from kvstore.tenants import Tenants
 
 
 class Residents(Lifespans):
@@ -17,8 +17,8 @@ class Residents(Lifespans):
     Tiers are numbered from the fastest; a record's ``tiers`` is a bit mask over those numbers.
     """
 
-    def __init__(self, absences: Absences, defaults: Defaults, retention: Retention) -> None:
-        super().__init__(defaults, retention)
+    def __init__(self, absences: Absences, defaults: Defaults, tenants: Tenants) -> None:
+        super().__init__(defaults, tenants)
         self._absences = absences
         self.num_wanted = 0
         self.num_found = 0

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.defaults import Defaults, checked_ttl_ms
-from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
+from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
-from kvstore.index import ResidencyIndex
 from kvstore.inquiry import Inquiries, Inquiry
+from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
 from kvstore.overview import health_of, statistics_of
+from kvstore.pins import TierPins
 from kvstore.placement import Placement
+from kvstore.quotas import Quotas
 from kvstore.record import Record
 from kvstore.recovery import Recovery
 from kvstore.residents import fastest
-from kvstore.retention import Retention
 from kvstore.retrieval import Retrieval
 from kvstore.seams import Codec, OnTransfer
 from kvstore.shared_tier import make_tier
@@ -32,12 +33,14 @@ from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
 from kvstore.sweeper import Sweeper
+from kvstore.tenants import Tenants
 from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
+from kvstore.upkeep import Upkeep
 
 __all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
 
 
-class TieredStore:
+class TieredStore(Upkeep):
     """Blocks in tiers, from the fastest to the slowest. Thread-safe.
 
     ``arena`` provides the memory in which blocks are filled and loads land; a tier whose backend
@@ -57,9 +60,9 @@ class TieredStore:
         *,
         codecs: Sequence[Codec] = (),
         on_transfer: OnTransfer | None = None,
-        retention: Retention | None = None,
     ) -> None:
         refuse_odd_tiers(tiers)
+        self._specs = tuple(tiers)
         self.config = config or StoreConfig()
         self._clock = clock or Clock()
         self._device = device or DeviceTier()
@@ -69,10 +72,22 @@ class TieredStore:
             make_tier(spec, bit, self._clock, known) for bit, spec in enumerate(tiers, start=1)
         )
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
-        ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
-        defaults = Defaults(self.config.ttls_ms(self._names))
-        self._index = ResidencyIndex(
-            [None, *ledgers], Absences(self._clock.wall_ms), defaults, retention or Retention()
+        tenants, charges = Tenants(), dict[str, int]()
+        ledgers = [
+            Ledger(
+                spec.config.budget_bytes,
+                spec.policy,
+                Quotas(spec.config.name, spec.make_policy, tenants),
+                TierPins(charges),
+            )
+            for spec in tiers
+        ]
+        self._index = KeepingIndex(
+            [None, *ledgers],
+            Absences(self._clock.wall_ms),
+            self._clock.wall_ms,
+            tenants,
+            Defaults(self.config.ttls_ms(self._names)),
         )
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
@@ -84,6 +99,7 @@ class TieredStore:
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
+        self.set_retention(self.config.retention)
         self._recovery.start()
         self._sweeper = Sweeper(self._placement, self._clock)
 
@@ -205,7 +221,7 @@ class TieredStore:
         digest = b""
         if namespace is not None:
             digest = namespace.digest
-            self._index.learn(digest, namespace.salt)
+            self.meet(namespace)
         self._index.report(DEVICE_BIT, key, parent, digest, self._clock.wall_ms())
 
     def ended(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -222,13 +238,6 @@ class TieredStore:
         """
         return self._index.over_in_pool()
 
-    def set_retention(self, retention: Retention) -> None:
-        """Let other rules hold from now on, also for what is there; takes a look at all blocks.
-
-        Hard limits of before are never put off by that. Soft ends that requests or rules have named stay.
-        """
-        self._placement.rewrite_headers(self._index.set_retention(retention))
-
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
         self._index.unreport(DEVICE_BIT, key, self._clock.wall_ms())
@@ -238,10 +247,8 @@ class TieredStore:
 
         A namespace that stores its first block is registered by that.
         """
+        self.meet(namespace)
         self._manifests.register(namespace)
-        moved = self._index.learn(namespace.digest, namespace.salt)
-        if moved:
-            self._placement.rewrite_headers(moved)
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
         """Return the namespaces registered here, and those whose manifests the tiers keep.
@@ -249,40 +256,6 @@ class TieredStore:
         Blocks on the media, at most for ``timeout_s``. What is no manifest of this version is left out.
         """
         return self._manifests.known(timeout_s)
-
-    def evict(self, keys: Iterable[bytes]) -> int:
-        """Remove blocks from every tier that stores bytes; those in use stay. Returns how many went."""
-        return sum(self._placement.remove_from(self._tiers, key) for key in keys)
-
-    def clear(self, tier: str | None = None) -> int:
-        """Remove every block that is not in use from ``tier`` or from all of them; returns how many.
-
-        Clearing all of them ends the quarantine of blocks that the engine's pool does not have any more.
-        Raises ``ConfigError`` for a tier that is not there.
-        """
-        if tier is not None and tier not in self._names[1:]:
-            raise ConfigError("tier", f"{tier!r} is not one of {', '.join(self._names[1:])}")
-        chosen = [held for held in self._tiers if tier in {None, held.name}]
-        keys = {key for held in chosen for key in self._placement.keys_in(held)}
-        num_gone = sum(self._placement.remove_from(chosen, key) for key in keys)
-        if tier is None:
-            self._index.end_quarantine()
-        return num_gone
-
-    def quarantine(self, key: bytes) -> None:
-        """Remove a wrong block, and what was computed on it, from every tier, in use or not; keep them out.
-
-        Whoever holds them finds them gone; ``ended`` names them, so that the engine's pool lets go of
-        them too. They are neither found nor stored again in this process until ``clear()``, and health
-        says so.
-        """
-        self._placement.quarantine(key)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Block until what was stored has reached the lower tiers; says whether it has."""
-        ends_at_s = time.monotonic() + timeout_s
-        num_flushed = sum(tier.pool.flush(max(0.0, ends_at_s - time.monotonic())) for tier in self._tiers)
-        return num_flushed == len(self._tiers)
 
     def health(self) -> Health:
         """Return the state of every tier and the worst of them."""

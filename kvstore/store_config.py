@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from kvstore.defaults import ttl_ms
 from kvstore.errors import ConfigError
-from kvstore.retention import MAX_LIFETIME_S
+from kvstore.retention import MAX_LIFETIME_S, Retention
 from kvstore.seams import Lending
-from kvstore.tier import TierSpec, WriteMode
+from kvstore.tier import DEVICE, TierSpec, WriteMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,15 @@ class StoreConfig:
 
     ``default_ttl_s`` is the soft TTL of uses that name none; ``None``: no end. ``tier_ttls_s`` are other
     defaults, by the tier's name: a block may end in one tier and live on in another. ``audit_share`` of
-    the blocks in our own memory, chosen by key, carry a checksum that each load verifies.
+    the blocks in our own memory, chosen by key, carry a checksum that each load verifies. ``retention``
+    says who may keep what, and for how long.
     """
 
     default_ttl_s: float | None = 24 * 3600.0
     tier_ttls_s: Mapping[str, float | None] = field(default_factory=dict)
     lease_s: float = 30.0
     audit_share: float = 1 / 64
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         ttls_s = {f"{name}_ttl_s": ttl_s for name, ttl_s in self.tier_ttls_s.items()}
@@ -64,3 +66,19 @@ def refuse_odd_tiers(tiers: Sequence[TierSpec]) -> None:
             reason = "must be through for a tier that is not below one in our own memory"
             raise ConfigError(f"{spec.config.name}_write", reason)
         is_below_memory = is_below_memory or isinstance(spec.backend, Lending)
+
+
+def refuse_odd_quotas(retention: Retention, tiers: Sequence[TierSpec]) -> None:
+    """Raise ``ConfigError`` for quotas of a tier that is not there, or that cannot have any."""
+    can_have = {spec.config.name: spec.make_policy is not None for spec in tiers}
+    rules = [rule.quotas for rule in (retention.others, *retention.tenants.values())]
+    for quotas in (*rules, *retention.namespaces.values()):
+        for tier, quota_bytes in quotas.items():
+            if tier == DEVICE:
+                raise ConfigError("quotas", "do not bound the engine's own pool: name another tier")
+            if tier not in can_have:
+                raise ConfigError("quotas", f"{tier!r} is not one of {', '.join(can_have)}")
+            if not quota_bytes >= 0:
+                raise ConfigError("quotas", f"must not be negative: {quota_bytes} bytes in {tier}")
+            if not can_have[tier]:
+                raise ConfigError("quotas", f"the tier {tier!r} was set up without a way to order them")

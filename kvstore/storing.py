@@ -10,8 +10,8 @@ from kvstore.arena import Arena, Slot
 from kvstore.audit import Audit
 from kvstore.frame import checksum
 from kvstore.index import ResidencyIndex
-from kvstore.ledger import Room
 from kvstore.loading import SharedBytes
+from kvstore.making_room import Room
 from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.statistics import Count

@@ -80,6 +80,7 @@ class TierSpec:
     """What a tier is made of; the store owns ``backend`` and ``policy`` from then on.
 
     ``codec`` is the lossless form that it writes blocks in; it reads all forms that the store knows.
+    ``make_policy`` makes the orders of groups that have a quota here; ``None``: none may have.
     """
 
     config: TierConfig
@@ -87,6 +88,7 @@ class TierSpec:
     policy: EvictionPolicy
     admission: Admission
     codec: Codec | None = None
+    make_policy: Callable[[], EvictionPolicy] | None = None
 
 
 class Tier:

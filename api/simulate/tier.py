@@ -9,8 +9,8 @@ from kvstore.defaults import Defaults, ttl_ms
 from kvstore.ledger import Ledger
 from kvstore.lives import Lives
 from kvstore.record import FOREVER_MS, Record
-from kvstore.retention import Retention
 from kvstore.seams import EvictionPolicy
+from kvstore.tenants import Tenants
 
 _BLOCK_BYTES = 1
 _BIT = 1
@@ -32,7 +32,7 @@ class SimulatedTier:
         self._ledger = Ledger(capacity_blocks * _BLOCK_BYTES, policy)
         self._ttl_ms = None if ttl_s is None else ttl_ms(ttl_s)
         self._records: dict[bytes, Record] = {}  # of blocks that have an end
-        self._lives = Lives(self._records, Defaults([FOREVER_MS, self._ttl_ms or FOREVER_MS]), Retention())
+        self._lives = Lives(self._records, Defaults([FOREVER_MS, self._ttl_ms or FOREVER_MS]), Tenants())
 
     def __len__(self) -> int:
         return len(self._ledger.held)

@@ -162,7 +162,8 @@ class Flights:
     def _arrived(self, flight: _Flight, arrival: Arrival) -> None:
         """End one load by how its block arrived."""
         tier, key = flight.tier, flight.record.key
-        if arrival.outcome is Read.DONE and not self._index.is_quarantined(key):
+        is_over = flight.record.hard_ms <= self._clock.wall_ms()
+        if arrival.outcome is Read.DONE and not is_over and not self._index.is_quarantined(key):
             self._report(flight, arrival)
             self._finish(flight, flight.slot)
             return
@@ -205,7 +206,8 @@ class Flights:
     def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
         """Promote what was loaded if memory has room; returns how its bytes are given back."""
         record, memory = flight.record, self._placement.memory
-        if memory is None or not memory.admits(record.block_tokens, record):
+        is_wanted = memory is not None and self._index.is_alive(record.key, self._clock.wall_ms())
+        if memory is None or not is_wanted or not memory.admits(record.block_tokens, record):
             return lambda: self._give_back(record, slot)
         room = self._placement.make_room(memory, record)
         if flight.landed.checksum is None and self._audit.selects(record.key):

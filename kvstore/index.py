@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from kvstore.absences import Absences, Cause
+from kvstore.defaults import Defaults
 from kvstore.errors import InvariantError
 from kvstore.ledger import Ledger
 from kvstore.making_room import Room
-from kvstore.record import UNKNOWN_MS, Record
+from kvstore.record import Record
 from kvstore.residents import Residents
 from kvstore.tenants import Tenants
 
@@ -27,8 +28,9 @@ class ResidencyIndex(Residents):
         absences: Absences,
         wall_ms: Callable[[], int],
         tenants: Tenants,
+        defaults: Defaults,
     ) -> None:
-        super().__init__(absences)
+        super().__init__(absences, defaults, tenants)
         self._ledgers = tuple(ledgers)
         self._tenants = tenants
         self._wall_ms = wall_ms
@@ -74,6 +76,15 @@ class ResidencyIndex(Residents):
                 return None
             ledger.begin_removal(victim)
             return self._clear_bit(victim, bit, Cause.EVICTED)
+
+    def is_over(self, bit: int, key: bytes, now_ms: int) -> bool:
+        """Say whether a tier is to let go of a block whose time is over there."""
+        record = self._records.get(key)
+        if record is None:
+            return False
+        with self._lock:
+            self._is_alive(record, now_ms)
+            return bool(record.over >> bit & 1)
 
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier."""
@@ -126,7 +137,7 @@ class ResidencyIndex(Residents):
         with self._lock:
             if facts.key in ledger.held:
                 record = self._records[facts.key]
-                record.extend(facts.soft_ms)
+                self._lives.complete(record, facts)
                 if not record.tiers >> bit & 1:  # what lay there before could not be read
                     ledger.forget(facts.key)
                     self._clear_bit(facts.key, bit, Cause.EVICTED)
@@ -169,17 +180,25 @@ class ResidencyIndex(Residents):
                 record.tiers &= ~(1 << bit)
                 record.unreadable |= 1 << bit
 
-    def report(self, bit: int, key: bytes, parent: bytes) -> None:
+    def report(self, bit: int, key: bytes, parent: bytes, namespace: bytes, now_ms: int) -> None:
         """Note that a tier that keeps its own books now holds this block."""
+        facts = Record(key, parent, namespace, created_ms=now_ms)
         with self._lock:
-            self._entered(bit, Record(key, parent, soft_ms=UNKNOWN_MS))
+            if (record := self._records.get(key)) is not None:
+                self._is_alive(record, now_ms)
+            self._entered(bit, facts)
 
     def unreport(self, bit: int, key: bytes, now_ms: int) -> None:
         """Note that a tier that keeps its own books no longer holds this block."""
         with self._lock:
             record = self._records.get(key)
-            if record is not None and record.tiers >> bit & 1:
-                self._clear_bit(key, bit, Cause.EXPIRED if record.is_expired(now_ms) else Cause.EVICTED)
+            if record is None:
+                return
+            self._is_alive(record, now_ms)
+            if record.over >> bit & 1:
+                self._clear_bit(key, bit, Cause.EXPIRED)
+            elif record.tiers >> bit & 1:
+                self._clear_bit(key, bit, Cause.EVICTED)
 
     def begin_removal(self, bit: int, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
         """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.

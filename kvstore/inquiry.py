@@ -167,7 +167,7 @@ class Inquiries:
             facts, now_ms = record_of(header), self._clock.wall_ms()
             if tier.pool.is_closing:
                 return
-            is_late = facts.is_expired(now_ms)
+            is_late = not _is_alive(header, now_ms)
             room = None if is_late else self._placement.make_room(tier, facts, header.stored_bytes)
             if room is not None:
                 self._index.settle(tier.bit, room, facts, self._clock.monotonic_s(), is_theirs=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from kvstore.absences import Absences
+from kvstore.defaults import Defaults, Use
 from kvstore.errors import ConfigError, PinBudgetError
 from kvstore.index import ResidencyIndex
 from kvstore.ledger import Ledger
@@ -39,25 +40,42 @@ class KeepingIndex(ResidencyIndex):
         absences: Absences,
         wall_ms: Callable[[], int],
         tenants: Tenants,
+        defaults: Defaults,
     ) -> None:
-        super().__init__(ledgers, absences, wall_ms, tenants)
+        super().__init__(ledgers, absences, wall_ms, tenants, defaults)
         self._retention = Retention()
 
-    def register(self, namespace: Namespace) -> None:
-        """Note to whom a namespace belongs. Blocks of it that were found before count for its tenant now."""
-        if namespace.digest in self._tenants:
-            return
-        with self._lock:
-            if self._tenants.learn(namespace.digest, namespace.salt, self._namespaces_in_use):
-                self._regroup()
+    def register(self, namespace: Namespace) -> list[Record]:
+        """Note to whom a namespace belongs. Blocks of it that were found before count for its tenant now.
 
-    def set_retention(self, retention: Retention) -> None:
-        """Hold to these rules from now on; looks once at every block of a tier with quotas, old or new."""
+        Returns those whose ends moved by that.
+        """
+        if namespace.digest in self._tenants:
+            return []
+        with self._lock:
+            if not self._tenants.learn(namespace.digest, namespace.salt, self._namespaces_in_use):
+                return []
+            self._regroup()
+            return self._lives.apply_rules(namespace.digest)
+
+    def set_retention(self, retention: Retention) -> list[Record]:
+        """Hold to these rules from now on; looks once at every block. Returns those whose ends moved."""
         with self._lock:
             self._retention = retention
             for ledger in self._ledgers:
                 if ledger and ledger.quotas.set_rules(retention):
                     ledger.regroup(self._facts_of, self._time(-inf))
+            return self._lives.set_rules(retention)
+
+    def apply_rules(self) -> list[Record]:
+        """Let rules hold for blocks that have come in any order; returns those whose ends moved."""
+        with self._lock:
+            return self._lives.apply_rules()
+
+    def pinned_ms(self, bit: int, key: bytes) -> int:
+        """Return until when a block is pinned in a tier (epoch ms), 0: it is not."""
+        pin = self._ledger(bit).pins.pins.get(key)
+        return pin.until_ms if pin else 0
 
     def pin(self, keys: Sequence[bytes], bits: Sequence[int], names: Sequence[str], until_ms: int) -> Wish:
         """Pin what tiers ``bits`` have of these blocks and of what they follow; all of it or nothing.
@@ -69,12 +87,13 @@ class KeepingIndex(ResidencyIndex):
                 self._end_pins(self._ledger(bit), len(self._records))
             wish = self._wish(self._prefixes(keys), bits)
             self._refuse_beyond(wish, names)
+            use = Use(self._wall_ms(), until_ms, until_ms)
             for bit, records in wish.records.items():
                 ledger = self._ledger(bit)
                 for record in records:
                     charged_bytes = ledger.held[record.key]
                     ledger.pin(record.key, Pin(record.parent, until_ms, wish.tenant, charged_bytes))
-                    record.extend(until_ms)
+                    self._lives.extend(record, use)
             return wish
 
     def unpin(self, keys: Sequence[bytes], bits: Sequence[int]) -> int:
@@ -155,9 +174,8 @@ class KeepingIndex(ResidencyIndex):
 
     def _alive(self, key: bytes, bit: int) -> Record | None:
         record = self._records.get(key)
-        if record is None or not record.tiers >> bit & 1 or record.is_expired(self._wall_ms()):
-            return None
-        return record
+        is_alive = record is not None and self._is_alive(record, self._wall_ms())
+        return record if is_alive and record and record.tiers >> bit & 1 else None
 
     def _refuse_beyond(self, wish: Wish, names: Sequence[str]) -> None:
         """Raise ``PinBudgetError`` when a wish is more than its tenant, or half of a tier, has left."""

@@ -45,12 +45,16 @@ class Count:
     EVICTIONS: Final = "evictions"
     EXPIRATIONS: Final = "expirations"
     PROMOTIONS: Final = "promotions"
+    AMENDED_HEADERS: Final = "amended_headers"
+    """A header was brought in line with how long its block lives."""
+    AMEND_FAULTS: Final = "amend_faults"
     BREAKER_OPENINGS: Final = "breaker_openings"
 
     ALL: Final = (
         LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, UNKNOWN_FORM, READ_FAULTS, WRITE_FAULTS,
         DELETE_FAULTS, LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, OVER_QUOTA, NOT_WORTH_STORING, EVICTIONS,
         EXPIRATIONS, PROMOTIONS, BREAKER_OPENINGS, INQUIRIES, LATE_INQUIRIES, REFUSED_INQUIRIES, FOUND_BLOCKS,
+        AMENDED_HEADERS, AMEND_FAULTS,
     )  # fmt: skip
 
 

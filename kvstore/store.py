@@ -9,6 +9,7 @@ from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena
 from kvstore.audit import Audit
 from kvstore.clock import Clock
+from kvstore.defaults import Defaults, checked_ttl_ms
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
 from kvstore.inquiry import Inquiries, Inquiry
@@ -31,6 +32,7 @@ from kvstore.shared_tier import make_tier
 from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
+from kvstore.sweeper import Sweeper
 from kvstore.tenants import Tenants
 from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
 from kvstore.upkeep import Upkeep
@@ -81,7 +83,11 @@ class TieredStore(Upkeep):
             for spec in tiers
         ]
         self._index = KeepingIndex(
-            [None, *ledgers], Absences(self._clock.wall_ms), self._clock.wall_ms, tenants
+            [None, *ledgers],
+            Absences(self._clock.wall_ms),
+            self._clock.wall_ms,
+            tenants,
+            Defaults(self.config.ttls_ms(self._names)),
         )
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
@@ -95,18 +101,21 @@ class TieredStore(Upkeep):
         self._closed = False
         self.set_retention(self.config.retention)
         self._recovery.start()
+        self._sweeper = Sweeper(self._placement, self._clock)
 
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
         """Return where each block is, in one pass, with a lease on all that are resident.
 
-        Holes are part of the answer: a block after a missing one is still a hit. A hit extends
-        soft TTLs to ``ttl_s`` from now (``None``: the store's default).
+        Holes are part of the answer: a block after a missing one is still a hit. A hit puts soft ends off,
+        to ``ttl_s`` from now or else as rules and defaults have it. Raises ``RequestError`` for a TTL that is
+        not above 0, or beyond a century.
         """
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         self._leases.release_overdue(now_s)
         self._placement.remove_due(now_ms)
         mask = self._placement.findable_mask()
-        found = self._index.find(keys, mask, now_ms, self._soft_ms(ttl_s))
+        found = self._index.find(keys, mask, now_ms, ttl_ms)
         names = self._names
         tiers = tuple(None if record is None else names[fastest(record.tiers & mask)] for record in found)
         records = [record for record in found if record is not None]
@@ -168,20 +177,21 @@ class TieredStore(Upkeep):
     ) -> Reservation | None:  # fmt: skip
         """Offer a block of ``nbytes``; fill ``view`` of what is returned, then ``commit`` or ``abort``.
 
-        ``None``: do nothing; the block is here or on its way (its TTL is extended), or no tier
+        ``None``: do nothing; the block is here or on its way (its soft end is put off), or no tier
         has room for it, admits it or works. ``num_tokens`` is how many of the block's tokens are
         filled (default: all), ``first_token`` the position of the first (default: unknown), by which
-        a tier judges what loading is worth. Never blocks on a lower tier.
+        a tier judges what loading is worth. Raises ``RequestError`` for a TTL that is not above 0, or beyond
+        a century. Never blocks on a lower tier.
         """
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
         if self._closed or self._index.keeps_out(key, parent):
             return None
         self.register_namespace(namespace)
         tokens = namespace.block_tokens
         facts = Record(
-            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s),
-            first_token=first_token,
-        )  # fmt: skip
-        return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens)
+            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), first_token=first_token
+        )
+        return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens, ttl_ms)
 
     def put(
         self,
@@ -206,9 +216,13 @@ class TieredStore(Upkeep):
         self._refuse_when_closed()
         return self._retrieval.get_into(key, out, timeout_s)
 
-    def device_added(self, key: bytes, parent: bytes) -> None:
-        """Note that the engine's pool now holds this block."""
-        self._index.report(DEVICE_BIT, key, parent)
+    def device_added(self, key: bytes, parent: bytes, namespace: Namespace | None = None) -> None:
+        """Note that the engine's pool now holds this block, computed or loaded; offered root first."""
+        digest = b""
+        if namespace is not None:
+            digest = namespace.digest
+            self.meet(namespace)
+        self._index.report(DEVICE_BIT, key, parent, digest, self._clock.wall_ms())
 
     def ended(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return those of ``keys`` that the engine's pool must not share any more.
@@ -216,6 +230,13 @@ class TieredStore(Upkeep):
         Their time is over, or they are in quarantine.
         """
         return self._index.ended(keys, self._clock.wall_ms())
+
+    def over_on_device(self) -> list[bytes]:
+        """Return the blocks whose time is over that the engine's pool still has: it is to let go of them.
+
+        They are there until ``device_removed``; quick where there are none.
+        """
+        return self._index.over_in_pool()
 
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
@@ -226,7 +247,7 @@ class TieredStore(Upkeep):
 
         A namespace that stores its first block is registered by that.
         """
-        self._index.register(namespace)
+        self.meet(namespace)
         self._manifests.register(namespace)
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
@@ -261,6 +282,7 @@ class TieredStore(Upkeep):
         self._closed = True
         ends_at_s = time.monotonic() + deadline_s
         self._recovery.stop()
+        self._sweeper.stop()
         self._placement.close(ends_at_s)
         self._leases.release_overdue(float("inf"))
 
@@ -268,10 +290,6 @@ class TieredStore(Upkeep):
         self._index.touch(records, self._clock.monotonic_s())
         self._storing.used_again(records)
         self._index.unhold(records)
-
-    def _soft_ms(self, ttl_s: float | None) -> int:
-        seconds = self.config.default_ttl_s if ttl_s is None else ttl_s
-        return 0 if seconds is None else self._clock.wall_ms() + round(seconds * 1000)
 
     def _refuse_when_closed(self) -> None:
         if self._closed:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
 from kvstore.keeping import KeepingIndex
+from kvstore.namespace import Namespace
 from kvstore.pins import Pin
 from kvstore.placement import Placement
 from kvstore.retention import MAX_LIFETIME_S, Retention
@@ -54,14 +55,20 @@ class Upkeep:
     _clock: Clock
 
     def set_retention(self, retention: Retention) -> None:
-        """Hold to these rules from now on; nothing is removed by that alone.
+        """Hold to these rules from now on, also what is there, which takes a look at all of it.
 
+        Soft ends that uses have named stay, and no hard limit of before is put off.
         A quota below what is there: as soon as its tenant or namespace stores, its own blocks make way until
         it fits, and when room is needed in the tier, they go first. A pin budget below what is pinned:
         nothing more is. Raises ``ConfigError`` for quotas of a tier that is not there.
         """
         refuse_odd_quotas(retention, self._specs)
-        self._index.set_retention(retention)
+        self._placement.rewrite_headers(self._index.set_retention(retention))
+
+    def meet(self, namespace: Namespace) -> None:
+        """Note to whom a namespace belongs, whose blocks may be there already; quick when it is known."""
+        if moved := self._index.register(namespace):
+            self._placement.rewrite_headers(moved)
 
     def pin(
         self,

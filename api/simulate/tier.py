@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from api.simulate.trace import Trace
-from kvstore.ends import Ends
+from kvstore.defaults import Defaults, ttl_ms
 from kvstore.ledger import Ledger
-from kvstore.record import Record
+from kvstore.lives import Lives
+from kvstore.record import FOREVER_MS, Record
 from kvstore.seams import EvictionPolicy
+from kvstore.tenants import Tenants
 
 _BLOCK_BYTES = 1
-_MOST_REMOVED_AT_ONCE = 64
+_BIT = 1
 
 
 class SimulatedTier:
@@ -19,7 +21,7 @@ class SimulatedTier:
 
     A request's blocks are held while it is served. Those that are there are touched, the last one first; then
     the missing ones are stored, the first one first, as far as there is room. ``ttl_s`` is the soft TTL that
-    each request gives its blocks; like a store, a lookup removes at most 64 blocks whose time is over.
+    each request gives its blocks; those whose time is over are removed when the next request comes.
     """
 
     def __init__(
@@ -28,9 +30,9 @@ class SimulatedTier:
         self._trace = trace
         self._policy = policy
         self._ledger = Ledger(capacity_blocks * _BLOCK_BYTES, policy)
-        self._ttl_ms = None if ttl_s is None else round(ttl_s * 1000)
+        self._ttl_ms = None if ttl_s is None else ttl_ms(ttl_s)
         self._records: dict[bytes, Record] = {}  # of blocks that have an end
-        self._ends = Ends(self._records)
+        self._lives = Lives(self._records, Defaults([FOREVER_MS, self._ttl_ms or FOREVER_MS]), Tenants())
 
     def __len__(self) -> int:
         return len(self._ledger.held)
@@ -50,7 +52,7 @@ class SimulatedTier:
         return is_found.index(False)
 
     def resident(self) -> set[bytes]:
-        """Return the keys of the blocks that are there, those whose time is over included."""
+        """Return the keys of the blocks that are there; their time may be over since the last request."""
         return set(self._ledger.held)
 
     def check(self) -> None:
@@ -61,14 +63,15 @@ class SimulatedTier:
         """Say which blocks are there and alive; their ends are put off."""
         if self._ttl_ms is None:
             return list(map(self._ledger.held.__contains__, keys))
-        for ended in self._ends.due(now_ms, _MOST_REMOVED_AT_ONCE):
-            self._let_go(ended.key)
+        while due := self._lives.due(now_ms, len(self._records)):
+            for departure in due:
+                self._let_go(departure.key)
+        use = self._lives.use_of_prompt((), now_ms, self._ttl_ms)
         records = list(map(self._records.get, keys))
-        is_found = [record is not None and not record.is_expired(now_ms) for record in records]
         for record in records:
-            if record is not None:  # also one whose time is over: when it is offered again, it is here
-                record.extend(now_ms + self._ttl_ms)
-        return is_found
+            if record is not None:
+                self._lives.extend(record, use)
+        return [record is not None for record in records]
 
     def _store(self, keys: Sequence[bytes], now_ms: int, now_s: float) -> None:
         """Store the blocks that are not there, until there is no room."""
@@ -84,8 +87,10 @@ class SimulatedTier:
                     ledger.confirm_removal(victim)
                 ledger.settle(room, parent, now_s)
                 if self._ttl_ms is not None:
-                    self._records[key] = Record(key, parent, soft_ms=now_ms + self._ttl_ms)
-                    self._ends.note(self._records[key])
+                    record = Record(key, parent, created_ms=now_ms, tiers=1 << _BIT)
+                    self._lives.begin(record, self._ttl_ms)
+                    self._records[key] = record
+                    self._lives.note(record)
             parent = key
 
     def _let_go(self, key: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Removes what has expired while nobody asks for anything."""
+"""Removes what has expired, and tries again what could not be written, while nobody asks for anything."""
 
 from __future__ import annotations
 
@@ -35,5 +35,7 @@ def _sweep(watched: ref[Placement], clock: Clock, stopping: Event) -> None:
         if placement is None:
             return
         num_removed = placement.remove_due(clock.wall_ms())
+        if not num_removed:
+            placement.retry_headers()
         pause_s = _PAUSE_S if num_removed else _PERIOD_S
         del placement

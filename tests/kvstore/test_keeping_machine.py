@@ -67,10 +67,13 @@ class Keeping(RuleBasedStateMachine):
         if self.fails and operation == "delete":
             raise BackendError("disk", operation, "flaky")
 
-    @initialize(mode=st.sampled_from(WriteMode))
-    def open(self, mode: WriteMode) -> None:
+    @initialize(mode=st.sampled_from(WriteMode), prompts=st.lists(nodes, max_size=3))
+    def open(self, mode: WriteMode, prompts: list[int]) -> None:
         self.mode = mode
+        self.retention = Retention(TenantRule(pin_bytes=1 << 20))
         self.store = self.opened()
+        for tenant, node in enumerate(prompts):
+            self.put_prompt(tenant, node)
 
     def opened(self) -> TieredStore:
         config = StoreConfig(retention=self.retention)
@@ -102,8 +105,12 @@ class Keeping(RuleBasedStateMachine):
 
         ledger.reserve = watched  # type: ignore[assignment, method-assign]  # so that no step escapes
 
-    @rule(tenant=tenants, node=nodes)
-    def put(self, tenant: int, node: int) -> None:
+    @rule(tenant=tenants, prompts=st.lists(nodes, min_size=1, max_size=3))
+    def put(self, tenant: int, prompts: list[int]) -> None:
+        for node in prompts:
+            self.put_prompt(tenant, node)
+
+    def put_prompt(self, tenant: int, node: int) -> None:
         parent = b""
         for block in prefix(tenant, node):
             payload = memoryview(bytes([tenant + 1]) * BLOCK_BYTES)
@@ -125,7 +132,7 @@ class Keeping(RuleBasedStateMachine):
     def load(self, tenant: int, node: int) -> None:
         self.store.get_into(key(tenant, node), memoryview(bytearray(BLOCK_BYTES)), timeout_s=5.0)
 
-    @rule(tenant=tenants, node=nodes, tiers=some_tiers, for_s=st.sampled_from([5.0, 20.0]))
+    @rule(tenant=tenants, node=nodes, tiers=some_tiers, for_s=st.sampled_from([5.0, 20.0, 1e6]))
     def pin(self, tenant: int, node: int, tiers: list[str] | None, for_s: float) -> None:
         there = self.there(prefix(tenant, node), tiers)
         try:
@@ -159,7 +166,7 @@ class Keeping(RuleBasedStateMachine):
         ),
         others=st.dictionaries(st.sampled_from(list(TIERS)), st.integers(1, 8), max_size=1),
         narrow=st.none() | st.integers(0, 5),
-        pin_blocks=st.integers(0, 10),
+        pin_blocks=st.integers(1, 20),
     )
     def set_rules(
         self, quotas: list[dict[str, int]], others: dict[str, int], narrow: int | None, pin_blocks: int
@@ -235,7 +242,7 @@ class Keeping(RuleBasedStateMachine):
 def test_a_life_with_tenants_quotas_and_pins(name: str, factory: Callable[[], EvictionPolicy]) -> None:
     machine = type(f"Keeping_{name}", (Keeping,), {"make_policy": staticmethod(factory)})
     limits = settings(
-        max_examples=25, stateful_step_count=40, deadline=None,
+        max_examples=40, stateful_step_count=50, deadline=None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate],
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=limits)

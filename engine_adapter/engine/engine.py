@@ -36,6 +36,7 @@ from engine_adapter.engine.verifying import Verifier
 from engine_adapter.engine.worker import Worker
 from kvstore.clock import Clock
 from kvstore.errors import OverloadedError, PromptTooLongError, RequestError
+from kvstore.keys import chain_keys
 from kvstore.store import TieredStore
 
 Handle = NewType("Handle", range)
@@ -175,6 +176,16 @@ class Engine:
         request = Request(prompt_ids, salt=salt, lora=lora)
         self._require_servable(request)
         return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
+
+    def prefix_keys(self, prompt_ids: Seq[int], salt: str = "", lora: str | None = None) -> list[bytes]:
+        """Return the keys of a prompt's whole blocks, which name it to the store. Thread-safe.
+
+        Raises what ``submit`` raises for a prompt.
+        """
+        self._require_servable(Request(prompt_ids, salt=salt, lora=lora))
+        namespace = self._prefix.namespace_of(salt, lora)
+        self._prefix.store.register_namespace(namespace)
+        return chain_keys(namespace.digest, prompt_ids, namespace.block_tokens)
 
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""

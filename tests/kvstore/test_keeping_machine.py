@@ -128,9 +128,15 @@ class Keeping(RuleBasedStateMachine):
             self.hits.pop(0).release()
             assert self.store.flush(5.0)
 
+    def release_all(self) -> None:
+        hits, self.hits = self.hits, []
+        for hit in hits:
+            hit.release()
+
     @rule(tenant=tenants, node=nodes)
     def load(self, tenant: int, node: int) -> None:
         self.store.get_into(key(tenant, node), memoryview(bytearray(BLOCK_BYTES)), timeout_s=5.0)
+        assert self.store.flush(5.0)
 
     @rule(tenant=tenants, node=nodes, tiers=some_tiers, for_s=st.sampled_from([5.0, 20.0, 1e6]))
     def pin(self, tenant: int, node: int, tiers: list[str] | None, for_s: float) -> None:
@@ -195,9 +201,7 @@ class Keeping(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        for hit in self.hits:
-            hit.release()
-        self.hits.clear()
+        self.release_all()
         self.store.close(5.0)
         self.store.check()
         self.pins.clear()
@@ -231,8 +235,7 @@ class Keeping(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.fails = False
-        for hit in self.hits:
-            hit.release()
+        self.release_all()
         self.store.close(5.0)
         self.store.check()
         assert self.store.num_holds == 0
@@ -242,7 +245,7 @@ class Keeping(RuleBasedStateMachine):
 def test_a_life_with_tenants_quotas_and_pins(name: str, factory: Callable[[], EvictionPolicy]) -> None:
     machine = type(f"Keeping_{name}", (Keeping,), {"make_policy": staticmethod(factory)})
     limits = settings(
-        max_examples=40, stateful_step_count=50, deadline=None,
+        max_examples=20, stateful_step_count=50, deadline=None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate],
     )  # fmt: skip
     run_state_machine_as_test(machine, settings=limits)

@@ -86,9 +86,8 @@ class Serving:
         """
         keys = self.engine.prefix_keys(prompt_ids, salt, lora)
         if not keys:
-            raise ConfigError(
-                "prompt", f"is shorter than a block of {self.model_facts.kv_shape.block_tokens} tokens"
-            )
+            block_tokens = self.model_facts.kv_shape.block_tokens
+            raise ConfigError("prompt", f"is shorter than a block of {block_tokens} tokens")
         self.engine.flush(_PIN_WAIT_S)
         inquiry = self.store.inquire(keys, time.monotonic() + _PIN_WAIT_S)
         if inquiry is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -89,10 +88,6 @@ class Serving:
             block_tokens = self.model_facts.kv_shape.block_tokens
             raise ConfigError("prompt", f"is shorter than a block of {block_tokens} tokens")
         self.engine.flush(_PIN_WAIT_S)
-        inquiry = self.store.inquire(keys, time.monotonic() + _PIN_WAIT_S)
-        if inquiry is not None:
-            inquiry.wait(_PIN_WAIT_S)
-            inquiry.abandon()
         return self.store.pin(keys, for_s=for_s, until_s=until_s, tiers=tiers)
 
     def unpin(

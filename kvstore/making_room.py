@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from kvstore.quotas import Group, Groups
 from kvstore.seams import EvictionPolicy
-
-
-class NoRoom(Enum):
-    """Why a block cannot be taken in: all that may go does not suffice."""
-
-    IN_TIER = "tier"
-    IN_QUOTA = "quota"
 
 
 @dataclass(slots=True, eq=False)
@@ -83,10 +75,10 @@ class RoomMaker:
 
         return self._choose(group.policy, is_done)
 
-    def chosen(self, policy: EvictionPolicy, excess_bytes: int) -> tuple[bytes, ...] | NoRoom:
-        """Return what was chosen, and what it takes to free ``excess_bytes``."""
+    def chosen(self, policy: EvictionPolicy, excess_bytes: int) -> tuple[bytes, ...] | None:
+        """Return what was chosen, and what it takes to free ``excess_bytes``, if there is enough."""
         is_enough = self._choose(policy, lambda: self._chosen_bytes >= excess_bytes)
-        return tuple(self._chosen) if is_enough else NoRoom.IN_TIER
+        return tuple(self._chosen) if is_enough else None
 
     def _choose(self, policy: EvictionPolicy, is_done: Callable[[], bool]) -> bool:
         if is_done():

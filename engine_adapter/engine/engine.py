@@ -178,14 +178,17 @@ class Engine:
         return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
 
     def prefix_keys(self, prompt_ids: Seq[int], salt: str = "", lora: str | None = None) -> list[bytes]:
-        """Return the keys of a prompt's whole blocks, which name it to the store. Thread-safe.
+        """Return the keys of a prompt's whole blocks, by which the store knows it; shared media are asked.
 
-        Raises what ``submit`` raises for a prompt.
+        Thread-safe. Blocks on the media for some seconds at most. Raises what ``submit`` raises for a prompt,
+        or ``StoreClosedError``.
         """
         self._require_servable(Request(prompt_ids, salt=salt, lora=lora))
         namespace = self._prefix.namespace_of(salt, lora)
         self._prefix.store.register_namespace(namespace)
-        return chain_keys(namespace.digest, prompt_ids, namespace.block_tokens)
+        keys = chain_keys(namespace.digest, prompt_ids, namespace.block_tokens)
+        self._explainer.find(keys)
+        return keys
 
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""

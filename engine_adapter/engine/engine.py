@@ -95,6 +95,7 @@ class Engine:
         )  # fmt: skip
         self._lock = Lock()
         self._num_submitted = 0
+        store.watch_device(self._worker.wake)
         self._worker.start(self._loop)
 
     def submit(self, request: Request, on_event: OnEvent) -> Handle:

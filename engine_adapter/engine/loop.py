@@ -84,6 +84,7 @@ class Loop:
 
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
+        self._prefix.let_go_of_ended()
         has_moved = self._admit()
         has_moved |= self._collect()
         has_moved |= self._make_room()

@@ -206,9 +206,10 @@ class Lives:
             self._ends.note(record)
         return over > 0
 
-    def _extend_as_of(self, record: Record, since_ms: int, use: Use) -> None:
-        """Extend a block by a use that was noted, if it was alive at ``since_ms``."""
+    def _extend_as_of(self, record: Record, since_ms: int, use: Use) -> bool:
+        """Extend a block by a use that was noted, if it was alive at ``since_ms``, and say so."""
         if since_ms >= record.sure_ms and self._retire(record, since_ms):
             self._ends.hurry(record)
         if record.tiers:
             self.extend(record, use)
+        return record.tiers > 0

@@ -12,6 +12,7 @@ from engine_adapter.assemble import Serving
 from engine_adapter.engine.events import Delta, Event, Planned, Usage
 from engine_adapter.engine.reporting import EngineStatistics
 from engine_adapter.engine.request import Mode
+from engine_adapter.shadowing import ShadowStatistics
 from kvstore.statistics import Count, State, StoreStatistics, TierHealth
 
 _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
@@ -93,6 +94,8 @@ class _LiveStatistics(Collector):
         yield from _plan_metrics(counts, self._serving.engine.mode)
         yield from _store_metrics(self._serving.store.statistics())
         yield _state_metric(self._serving.store.health().tiers)
+        if shadows := self._serving.watching.shadows():
+            yield from _shadow_metrics(shadows)
 
 
 def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
@@ -150,6 +153,29 @@ def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
     yield _counter("lookup_hit_blocks", "Blocks that were looked up and found.", store.num_blocks_found)
     yield _gauge("quarantined_blocks", "Wrong blocks that are kept out.", store.num_quarantined)
     yield _gauge("staging_bytes", "Host memory of loads and writes under way.", store.staging_bytes)
+
+
+def _shadow_metrics(shadows: ShadowStatistics) -> Iterator[Metric]:
+    tiers = shadows.tiers
+    ratios = GaugeMetricFamily(
+        "prefixd_shadow_hit_ratio",
+        "Share of the last prompts' tokens that a policy would have hit, as estimated.",
+        labels=["tier", "policy"],
+    )
+    for tier, report in tiers.items():
+        for policy, ratio in report.hit_ratios.items():
+            ratios.add_metric([tier, policy], ratio)
+    yield ratios
+    regrets = {tier: report.regret for tier, report in tiers.items()}
+    yield _gauges(
+        "shadow_regret", "How much more the best of them would have hit than the live one.", regrets
+    )
+    rates = {tier: report.rate for tier, report in tiers.items()}
+    yield _gauges("shadow_sample_rate", "Share of the keys that the estimate is made from.", rates)
+    yield _gauge("shadow_core_share", "Share of a core that shadows took lately.", shadows.core_share)
+    yield _counter(
+        "shadow_dropped", "Requests that shadows did not see, for want of time.", shadows.num_dropped
+    )
 
 
 def _state_metric(tiers: Mapping[str, TierHealth]) -> Metric:

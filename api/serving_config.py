@@ -35,6 +35,9 @@ def serving_config(settings: Settings) -> ServingConfig:
         decode_graphs=settings.decode_graphs == "auto",
         loras=settings.lora,
         cpu_weights=settings.cpu_weights,
+        shadow_policies=_shadow_policies(settings.shadow_policies),
+        record_trace=settings.record_trace,
+        record_trace_bytes=settings.record_trace_bytes,
     )
 
 
@@ -52,6 +55,15 @@ def redis_address(settings: Settings) -> RedisAddress | None:
         key_file=settings.redis_key_file,
         timeout_s=settings.redis_timeout_s,
     )
+
+
+def _shadow_policies(text: str) -> tuple[str, ...]:
+    if text == "none":
+        return ()
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError("shadow_policies", f"{text!r} is not a list of names with commas between them")
+    return tuple(dict.fromkeys(names))
 
 
 def _tiers(settings: Settings) -> tuple[TierSetup, ...]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.folders import cache_folder
 from api.lora_setting import LoraFolders
-from api.quantities import format_bytes, parse_bytes
-from engine_adapter.engine.request import MAX_DURATION_S
-
-_MOST_BYTES = 2**50
+from api.quantities import format_bytes
+from api.setting_types import (
+    AutoBytes,
+    Bytes,
+    Count,
+    Dtype,
+    File,
+    Folder,
+    KVDtype,
+    ModeName,
+    Name,
+    Seconds,
+    Secret,
+    TimeToLive,
+    Token,
+    WriteMode,
+)
 
 
 def _disk_path() -> Path:
@@ -27,46 +39,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _read_bytes(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _not_empty(path: object) -> object:
-    if path == "":
-        raise ValueError("must name a folder")
-    return path
-
-
-def _sendable(secret: SecretStr) -> SecretStr:
-    if not re.fullmatch(r"[!-~]+", secret.get_secret_value()):
-        raise ValueError("must be visible ASCII characters alone (no space, no line end), as in a header")
-    return secret
-
-
-def _none_for(word: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value == word else value)
-
-
-Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES), BeforeValidator(_read_bytes)]
-AutoBytes = Annotated[
-    Annotated[int, Field(gt=0, le=_MOST_BYTES), BeforeValidator(_read_bytes)] | None, _none_for("auto")
-]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-TimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None, _none_for("never")
-]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Name = Annotated[str, Field(min_length=1)]
-Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
-File = Annotated[Path, AfterValidator(Path.expanduser)]
-Secret = Annotated[SecretStr, Field(min_length=1)]
-Token = Annotated[Secret, AfterValidator(_sendable)]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
-WriteMode = Literal["through", "back", "second-use"]
-ModeName = Literal["off", "observe", "verify", "serve"]
 
 
 def _field(group: str, default: Any, description: str, shown: str | None = None) -> Any:
@@ -173,6 +145,26 @@ class Settings(BaseModel):
     )
     load_deadline_s: Seconds = _field(
         "Cache", 10.0, "Longest wait for a load; what has not come by then is computed."
+    )
+
+    shadow_policies: Name = _field(
+        "Learning from traffic",
+        "lru,arc,reuse",
+        "Eviction policies whose hits are estimated beside the live one's, for the host tier and a disk tier "
+        "that is written through, by names with commas between; none for none. They take 5 % of a core at "
+        "most.",
+    )
+    record_trace: File | None = _field(
+        "Learning from traffic",
+        None,
+        "File in which requests are recorded for prefixd simulate: digests of blocks, lengths, times and "
+        "hints, neither tokens nor text. What was recorded there before is put aside, with .1 behind its "
+        "name.",
+    )
+    record_trace_bytes: Annotated[Bytes, Field(ge=2**16)] = _field(
+        "Learning from traffic",
+        256 * 2**20,
+        "Most bytes of that recording and the one put aside together; at half of it a new one is begun.",
     )
 
     device_bytes: AutoBytes = _field(

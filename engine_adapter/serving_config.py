@@ -40,7 +40,8 @@ class ServingConfig:
     ``weight_digests`` a file that remembers digests of weights between starts, ``cost_folder`` keeps
     what steps and loads were found to cost; ``mode`` is a ``Mode``; ``loras`` are folders of LoRA
     adapters, by name; ``cpu_weights`` is ``auto`` or ``plain``; without ``decode_graphs`` each step is
-    launched kernel by kernel.
+    launched kernel by kernel; ``shadow_policies`` are estimated beside the live one of each tier;
+    ``record_trace`` is the file in which requests are recorded, of ``record_trace_bytes`` at most.
     """
 
     model: Path
@@ -64,3 +65,6 @@ class ServingConfig:
     decode_graphs: bool = True
     loras: Mapping[str, Path] = field(default_factory=dict)
     cpu_weights: str = "auto"
+    shadow_policies: tuple[str, ...] = ()
+    record_trace: Path | None = None
+    record_trace_bytes: int = 1 << 28

@@ -38,10 +38,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class OpenStore:
-    """A store, its arena, and why tiers that it runs without could not be opened."""
+    """A store, its arena, how many blocks each tier holds, and why those not there could not be opened."""
 
     store: TieredStore
     arena: Arena
+    capacities: Mapping[str, int]
     degraded: Mapping[str, str]
 
 
@@ -72,7 +73,10 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
         DeviceTier(pool_bytes, block_bytes),
         on_transfer=parts.costs.note_transfer,
     )
-    return OpenStore(store, arena, degraded)
+    capacities = {
+        spec.config.name: spec.config.budget_bytes // spec.backend.footprint(block_bytes) for spec in specs
+    }
+    return OpenStore(store, arena, capacities, degraded)
 
 
 def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) -> TierSpec:

@@ -125,7 +125,9 @@ def assemble_around(
     recording = trace_file(config)
     # The store comes last of what may fail: it takes the disk tier's folder.
     admission = WorthLoading(costs.is_never_faster) if policy.weighs_costs else whole_blocks_that_fit
-    opened = open_store(config, model, pool_bytes, Parts(registry, clock, costs, admission))
+    retention = config.retention.resolved(model, tokenizer)
+    parts = Parts(registry, clock, costs, admission, retention)
+    opened = open_store(config, model, pool_bytes, parts)
     store = opened.store
     pool = DevicePool(
         model.kv_shape,

@@ -11,9 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvstore.frame import Header
 from kvstore.namespace import Namespace
 from kvstore.retention import Lifetime, Retention, TenantRule
-from kvstore.seams import HeaderChange
 from kvstore.store import StoreConfig, TieredStore
-from tests.kvstore.conftest import NAMESPACE, DictBackend, Rig
+from tests.kvstore.conftest import NAMESPACE, AmendingDict, Rig
 
 NUM_BLOCKS = 14
 FOREVER = float("inf")
@@ -29,19 +28,6 @@ RULES = st.builds(
     st.integers(0, NUM_BLOCKS - 1),
 )
 TTLS = st.sampled_from([None, None, 3.0, 12.0, 50.0])
-
-
-@dataclass
-class AmendingDict(DictBackend):
-    """A medium that rewrites headers in place."""
-
-    def amend(self, key: bytes, change: HeaderChange) -> bool:
-        self.fail("amend", key)
-        frame = self.frames.get(key)
-        if frame is None:
-            return False
-        self.frames[key] = change(Header.unpack(frame[0])).pack(), frame[1]
-        return True
 
 
 @dataclass
@@ -82,6 +68,7 @@ class Lives(RuleBasedStateMachine):
         self.rig = Rig(medium=AmendingDict())
         self.retention = retention
         self.lives: dict[int, Life] = {}
+        self.learnt: dict[int, list[int]] = {}  # the prompt with a prefix in which a block was last named
         self.store = self.open()
 
     def open(self) -> TieredStore:
@@ -142,7 +129,7 @@ class Lives(RuleBasedStateMachine):
         for each in chain(number) if is_whole or self.retention.prefixes else [number]:
             space, key, payload = self.namespace(each), self.rig.key(each), self.rig.payload(each)
             self.store.put(space, key, self.parent_key(each), payload, ttl_s=ttl_s)
-            self.note_put(each, self.ttl_s(chain(each), ttl_s))
+            self.note_put(each, self.ttl_s(self.prompt_of(each), ttl_s))
         assert self.store.flush(5.0)
 
     def note_put(self, number: int, ttl_s: float | None) -> None:
@@ -152,7 +139,10 @@ class Lives(RuleBasedStateMachine):
             life = self.lives.setdefault(number, Life(self.now_s))
             life.copies |= {"host", "disk"}
         life.use(self.now_s, ttl_s)
-        self.limit(number, chain(number))
+        self.limit(number, self.prompt_of(number))
+
+    def prompt_of(self, number: int) -> list[int]:
+        return self.learnt.get(number, chain(number))
 
     @rule(number=st.integers(0, NUM_BLOCKS - 1), ttl_s=TTLS)
     def look_up(self, number: int, ttl_s: float | None) -> None:
@@ -161,6 +151,8 @@ class Lives(RuleBasedStateMachine):
         self.store.lookup([self.rig.key(each) for each in prompt], ttl_s=ttl_s).release()
         for each in prompt:
             self.limit(each, prompt)
+            if self.prefixes(prompt):
+                self.learnt[each] = prompt
         self.bury()
         for each in prompt:
             if each in self.lives:
@@ -196,7 +188,7 @@ class Lives(RuleBasedStateMachine):
                 assert not self.store.ended([self.rig.key(each)])
                 self.store.device_added(self.rig.key(each), self.parent_key(each), self.namespace(each))
                 self.lives.setdefault(each, Life(self.now_s)).copies.add("device")
-                self.limit(each, chain(each))
+                self.limit(each, self.prompt_of(each))
         self.bury()
 
     def let_go_of_ended(self) -> None:
@@ -222,11 +214,14 @@ class Lives(RuleBasedStateMachine):
         """Let other rules hold for what is there as well."""
         self.retention = retention
         self.store.set_retention(retention)
+        self.learnt = {}
         prefixes = [number for number in range(NUM_BLOCKS) if self.rig.key(number) in retention.prefixes]
         for number, life in self.lives.items():
             prompts = [chain(prefix) for prefix in prefixes if self.is_seen(number, prefix)]
             for prompt in [self.known_part(number), *prompts]:
                 self.limit(number, prompt)
+            if prompts:
+                self.learnt[number] = prompts[0]
             ttl_s = self.ttl_s(self.known_part(number), None)
             if life.used_s is not None and ttl_s is not None:
                 life.named_s, life.used_s = max(life.named_s, life.used_s + ttl_s), None

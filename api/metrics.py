@@ -12,6 +12,7 @@ from engine_adapter.assemble import Serving
 from engine_adapter.engine.events import Delta, Event, Planned, Usage
 from engine_adapter.engine.reporting import EngineStatistics
 from engine_adapter.engine.request import Mode
+from engine_adapter.shadowing import ShadowStatistics
 from kvstore.statistics import Count, State, StoreStatistics, TierHealth
 
 _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
@@ -97,6 +98,8 @@ class _LiveStatistics(Collector):
         yield from _store_metrics(store)
         yield from _keeping_metrics(store)
         yield _state_metric(self._serving.store.health().tiers)
+        if shadows := self._serving.watching.shadows():
+            yield from _shadow_metrics(shadows)
 
 
 def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
@@ -178,6 +181,29 @@ def _keeping_metrics(store: StoreStatistics) -> Iterator[Metric]:
 def _shown(digest: str) -> str:
     """Return the name of a tenant or namespace in a label; a salt itself is never known here."""
     return digest[:_SHOWN_CHARACTERS] or "unsalted"
+
+
+def _shadow_metrics(shadows: ShadowStatistics) -> Iterator[Metric]:
+    tiers = shadows.tiers
+    ratios = GaugeMetricFamily(
+        "prefixd_shadow_hit_ratio",
+        "Share of the last prompts' tokens that a policy would have hit, as estimated.",
+        labels=["tier", "policy"],
+    )
+    for tier, report in tiers.items():
+        for policy, ratio in report.hit_ratios.items():
+            ratios.add_metric([tier, policy], ratio)
+    yield ratios
+    regrets = {tier: report.regret for tier, report in tiers.items()}
+    yield _gauges(
+        "shadow_regret", "How much more the best of them would have hit than the live one.", regrets
+    )
+    rates = {tier: report.rate for tier, report in tiers.items()}
+    yield _gauges("shadow_sample_rate", "Share of the keys that the estimate is made from.", rates)
+    yield _gauge("shadow_core_share", "Share of a core that shadows took lately.", shadows.core_share)
+    yield _counter(
+        "shadow_dropped", "Requests that shadows did not see, for want of time.", shadows.num_dropped
+    )
 
 
 def _state_metric(tiers: Mapping[str, TierHealth]) -> Metric:

@@ -27,6 +27,7 @@ from engine_adapter.engine.request import Mode
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.serving_config import ServingConfig
 from engine_adapter.tiers import HOST, Parts, open_store
+from engine_adapter.watching import Watching, shadow_tiers, trace_file
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
@@ -56,6 +57,8 @@ class Serving:
     degraded: Mapping[str, str]
     keep_costs: Callable[[], None]
     """Writes down what was learnt of costs; for when the engine is closed."""
+    watching: Watching
+    """What learns from what is served."""
 
     def clear(self, tier: str) -> None:
         """Drop all blocks of ``tier`` that nobody uses. Blocks for a step of the engine at most.
@@ -105,6 +108,7 @@ class Serving:
         """End all requests, write what is queued and close the tiers; bounded in time."""
         if self.engine.close(_STORE_CLOSE_S):
             self.keep_costs()
+        self.watching.close()
         self.store.close(_STORE_CLOSE_S)
 
 
@@ -116,7 +120,8 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     """
     registry = registry or builtin_registry()
     registry.get(Kind.RELOAD, config.reload_policy)  # before the model is read, which takes long
-    registry.get(Kind.EVICTION, config.device_eviction)
+    for name in (config.device_eviction, *config.shadow_policies):
+        registry.get(Kind.EVICTION, name)
     model = load_model(
         config.model,
         block_tokens=config.block_tokens,
@@ -153,9 +158,12 @@ def assemble_around(
     costs = CostBook(
         model.kv_shape.block_bytes, _memory_tier(config), cost_file.read(), config.max_batched_tokens
     )
+    recording = trace_file(config)
     # The store comes last of what may fail: it takes the disk tier's folder.
     admission = WorthLoading(costs.is_never_faster) if policy.weighs_costs else whole_blocks_that_fit
-    opened = open_store(config, model, pool_bytes, Parts(registry, clock, costs, admission))
+    retention = config.retention.resolved(model, tokenizer)
+    parts = Parts(registry, clock, costs, admission, retention)
+    opened = open_store(config, model, pool_bytes, parts)
     store = opened.store
     pool = DevicePool(
         model.kv_shape,
@@ -175,8 +183,12 @@ def assemble_around(
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens, is_compiled=is_compiled)
     measure_copy(pool, opened.arena, costs, clock)
     named = NamedPolicy(config.reload_policy, policy)
-    engine = Engine(model, tokenizer, pool, runner, store, named, costs, engine_config, clock)
-    return Serving(engine, store, tokenizer, model, opened.degraded, lambda: cost_file.write(costs.known()))
+    watching = Watching(recording, shadow_tiers(config, registry, opened.capacities))
+    engine = Engine(
+        model, tokenizer, pool, runner, store, named, costs, engine_config, clock, watching.subscribers
+    )
+    keep_costs = lambda: cost_file.write(costs.known())  # noqa: E731
+    return Serving(engine, store, tokenizer, model, opened.degraded, keep_costs, watching)
 
 
 def builtin_registry() -> Registry:

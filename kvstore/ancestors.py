@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kvstore.defaults import Use
@@ -28,10 +28,11 @@ class Ancestors:
         stored   A   B   C   D            settle()
         noted       [A] [B] [C]           extends C, B, A until it meets one that lives as long
 
-    ``extend(record, since_ms, use)`` extends one block if it was alive at ``since_ms``.
+    ``extend(record, since_ms, use)`` extends a block if it was alive at ``since_ms``, and says so: what
+    lies before one that was not is left alone.
     """
 
-    def __init__(self, records: Mapping[bytes, Record], extend: Callable[[Record, int, Use], None]) -> None:
+    def __init__(self, records: Mapping[bytes, Record], extend: Callable[[Record, int, Use], bool]) -> None:
         self._records = records
         self._extend = extend
         self._pending: dict[bytes, _Pending] = {}
@@ -58,16 +59,6 @@ class Ancestors:
         """Carry out what was noted."""
         pending, self._pending = self._pending, {}
         for key, (since_ms, use) in pending.items():
-            for record in self._from(key):
-                if use.is_within(record):
-                    break
-                self._extend(record, since_ms, use)
-
-    def _from(self, key: bytes) -> Iterator[Record]:
-        """Yield the block of ``key`` and those before it, as far as they are known."""
-        record = self._records.get(key)
-        for _ in range(len(self._records)):  # a medium may tell of parents that go in a circle
-            if record is None:
-                return
-            yield record
-            record = self._records.get(record.parent)
+            record = self._records.get(key)
+            while record is not None and not use.is_within(record) and self._extend(record, since_ms, use):
+                record = self._records.get(record.parent)

@@ -60,10 +60,13 @@ class Defaults:
         return record.named_ms or FOREVER_MS
 
     def is_behind(self, record: Record, mask: int, now_ms: int) -> bool:
-        """Say whether a header in a tier of ``mask`` lags by an eighth of the life that is left."""
+        """Say whether a header in a tier of ``mask`` lags by an eighth of the life that is left.
+
+        A hard end counts at once.
+        """
         left = record.tiers & mask
-        if not left or (record.named_ms == record.kept_named_ms and record.used_ms == record.kept_used_ms):
-            return False
+        if left and record.hard_ms != record.kept_hard_ms:
+            return True
         while left:
             lowest = left & -left
             bit = lowest.bit_length() - 1

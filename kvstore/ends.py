@@ -31,12 +31,14 @@ class Ends:
         """Look at this block when it is to end in the first of its tiers; any number of times."""
         end_ms = self._defaults.next_ms(record)
         record.sure_ms = end_ms if record.named_ms or record.used_ms else 0
-        if end_ms < FOREVER_MS:
-            self._look(end_ms, record.key)
+        self.look_at(record, end_ms)
 
-    def hurry(self, record: Record) -> None:
-        """Look at this block at once."""
-        self._look(0, record.key)
+    def look_at(self, record: Record, at_ms: int) -> None:
+        """Look at this block then; 0: at once."""
+        if at_ms < FOREVER_MS:
+            heappush(self._entries, (at_ms, record.key))
+            if len(self._entries) > max(_MIN_COMPACTION, 4 * len(self._records)):
+                self._compact()
 
     def has_due(self, now_ms: int) -> bool:
         """Say whether there is a block to look at."""
@@ -48,11 +50,6 @@ class Ends:
             record = self._records.get(heappop(self._entries)[1])
             if record is not None:
                 yield record
-
-    def _look(self, at_ms: int, key: bytes) -> None:
-        heappush(self._entries, (at_ms, key))
-        if len(self._entries) > max(_MIN_COMPACTION, 4 * len(self._records)):
-            self._compact()
 
     def _compact(self) -> None:
         ends = (

@@ -206,8 +206,7 @@ class Flights:
     def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
         """Promote what was loaded if memory has room; returns how its bytes are given back."""
         record, memory = flight.record, self._placement.memory
-        is_wanted = memory is not None and self._index.is_alive(record.key, self._clock.wall_ms())
-        if memory is None or not is_wanted or not memory.admits(record.block_tokens, record):
+        if memory is None or not self._is_wanted_in(memory, record):
             return lambda: self._give_back(record, slot)
         room = self._placement.make_room(memory, record)
         if flight.landed.checksum is None and self._audit.selects(record.key):
@@ -218,6 +217,10 @@ class Flights:
         memory.counters.add(Count.PROMOTIONS)
         self._index.unhold([record])
         return kept.give_back
+
+    def _is_wanted_in(self, memory: Tier, record: Record) -> bool:
+        has_ended = self._index.has_ended(memory.bit, record, self._clock.wall_ms())
+        return not has_ended and memory.admits(record.block_tokens, record)
 
     def _give_back(self, record: Record, slot: Slot) -> None:
         slot.free()

@@ -88,10 +88,12 @@ class ResidencyIndex(Residents):
             return bool(record.over >> bit & 1)
 
     def is_moving(self, bit: int, key: bytes) -> bool:
-        """Say whether a block is on its way into or out of a tier."""
+        """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""
         ledger = self._ledger(bit)
         with self._lock:
-            return key in ledger.arriving or key in ledger.leaving
+            record = self._records.get(key)
+            is_over = record is not None and record.over >> bit & 1 > 0
+            return is_over or key in ledger.arriving or key in ledger.leaving
 
     def cancel(self, bit: int, room: Room) -> None:
         """Give a reservation back."""

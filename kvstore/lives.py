@@ -90,14 +90,14 @@ class Lives:
     def put_off(self, record: Record, sure_ms: int) -> None:
         """Note that a block lives on until ``sure_ms`` in all its tiers, but for its hard end."""
         if not record.sure_ms:  # its first end
-            self._ends.hurry(record)
+            self._ends.look_at(record, 0)
         record.sure_ms = min(sure_ms, record.hard_ms)
 
     def is_alive(self, record: Record, now_ms: int) -> bool:
         """Say whether any tier has it alive; it is out of sight where its time is over."""
         self._ancestors.settle()
         if now_ms >= record.sure_ms and self._retire(record, now_ms):
-            self._ends.hurry(record)
+            self._ends.look_at(record, 0)
         return record.tiers > 0
 
     def is_over(self, record: Record, bit: int, now_ms: int) -> bool:
@@ -136,7 +136,7 @@ class Lives:
 
     def hurry(self, record: Record) -> None:
         """Look at a block whose time is over as soon as may be."""
-        self._ends.hurry(record)
+        self._ends.look_at(record, 0)
 
     def clear(self, record: Record, bit: int) -> None:
         """Note that a tier has let go of a block."""
@@ -204,11 +204,14 @@ class Lives:
             self.over_in_pool[record.key] = None
         if record.tiers or record.unreadable:
             self._ends.note(record)
+        elif record.hard_ms > now_ms:  # then it goes, whoever holds it
+            self._ends.look_at(record, record.hard_ms)
         return over > 0
 
-    def _extend_as_of(self, record: Record, since_ms: int, use: Use) -> None:
-        """Extend a block by a use that was noted, if it was alive at ``since_ms``."""
+    def _extend_as_of(self, record: Record, since_ms: int, use: Use) -> bool:
+        """Extend a block by a use that was noted, if it was alive at ``since_ms``, and say so."""
         if since_ms >= record.sure_ms and self._retire(record, since_ms):
-            self._ends.hurry(record)
+            self._ends.look_at(record, 0)
         if record.tiers:
             self.extend(record, use)
+        return record.tiers > 0

@@ -26,7 +26,7 @@ class Record:
     named none, from which each tier's default counts; both are 0 for a block of which a tier has only
     said that it holds it: it has no soft end until one is told. ``hard_ms`` is the earliest hard end.
     Until ``sure_ms`` it is alive in all its tiers, without looking closer (``Defaults``). What its headers
-    on the media say are ``kept_named_ms`` and ``kept_used_ms``.
+    on the media say are ``kept_named_ms``, ``kept_used_ms`` and ``kept_hard_ms``.
     """
 
     key: bytes
@@ -41,6 +41,7 @@ class Record:
     sure_ms: int = 0
     kept_named_ms: int = 0
     kept_used_ms: int = 0
+    kept_hard_ms: int = FOREVER_MS
     checksum: int | None = None
     tiers: int = 0
     unreadable: int = 0
@@ -69,7 +70,7 @@ class Record:
         self.used_ms = max(self.used_ms, facts.used_ms)
         self.hard_ms = min(self.hard_ms, facts.hard_ms)
         if not self.kept_named_ms and not self.kept_used_ms:
-            self.kept_named_ms, self.kept_used_ms = facts.kept_named_ms, facts.kept_used_ms
+            self._keep_as(facts)
         self.created_ms = min(self.created_ms or facts.created_ms, facts.created_ms or self.created_ms)
         if self.first_token is None:
             self.first_token = facts.first_token
@@ -79,7 +80,7 @@ class Record:
 
     def note_kept(self) -> None:
         """Note that its headers are, or will be, in line with it."""
-        self.kept_named_ms, self.kept_used_ms = self.named_ms, self.used_ms
+        self.kept_named_ms, self.kept_used_ms, self.kept_hard_ms = self.named_ms, self.used_ms, self.hard_ms
 
     def begin_anew(self, facts: Record) -> None:
         """Be the block of ``facts``, stored after this one's time was over: nothing of its life counts."""
@@ -87,7 +88,11 @@ class Record:
         self.block_tokens, self.raw_bytes = facts.block_tokens, facts.raw_bytes
         self.created_ms, self.named_ms, self.used_ms = facts.created_ms, facts.named_ms, facts.used_ms
         self.hard_ms, self.sure_ms, self.first_token = facts.hard_ms, 0, facts.first_token
+        self._keep_as(facts)
+
+    def _keep_as(self, facts: Record) -> None:
         self.kept_named_ms, self.kept_used_ms = facts.kept_named_ms, facts.kept_used_ms
+        self.kept_hard_ms = facts.kept_hard_ms
 
     def copy(self) -> Record:
         """Return what is known of the block's bytes, for a transfer: in no tier, held by nobody."""
@@ -96,10 +101,10 @@ class Record:
 
 def record_of(header: Header) -> Record:
     """Return what a stored block's header says of it: in no tier, held by nobody. Its end is a named one."""
-    named_ms = ends_in(header.expiry.soft_ms)
+    named_ms, hard_ms = ends_in(header.expiry.soft_ms), ends_in(header.expiry.hard_ms)
     return Record(
         header.key, header.parent, header.namespace, header.block_tokens, header.raw_bytes,
-        header.created_ms, named_ms, 0, ends_in(header.expiry.hard_ms), kept_named_ms=named_ms,
+        header.created_ms, named_ms, 0, hard_ms, kept_named_ms=named_ms, kept_hard_ms=hard_ms,
     )  # fmt: skip
 
 

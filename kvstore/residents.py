@@ -94,12 +94,6 @@ class Residents(Lifespans):
             record.num_holds += 1
             return record
 
-    def is_alive(self, key: bytes, now_ms: int) -> bool:
-        """Say whether a tier has this block alive."""
-        with self._lock:
-            record = self._records.get(key)
-            return record is not None and self._is_alive(record, now_ms)
-
     def unhold(self, records: Iterable[Record]) -> None:
         """Give one hold of each record back."""
         with self._lock:

@@ -71,7 +71,7 @@ class Rules:
         for key, record in records.items():
             if self.retention.prefixes:
                 for before in reversed(list(_not_in(followers, key, records))):
-                    followers[before.key] = self._followers(before.key, followers.get(before.parent, _NONE))
+                    followers[before.key] = self._followers(before.key, before.parent, followers)
             under = _Under((*followers.get(key, _NONE), *own.get(key, _NONE)), followers.get(key, _NONE))
             if under.own:
                 self._remember(key, under)
@@ -89,8 +89,13 @@ class Rules:
                 record = records.get(record.parent)
         return own
 
-    def _followers(self, key: bytes, inherited: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        return (*inherited, key) if key in self.retention.prefixes else inherited
+    def _followers(
+        self, key: bytes, parent: bytes, known: Mapping[bytes, tuple[bytes, ...]]
+    ) -> tuple[bytes, ...]:
+        """Return the prefixes that whatever follows a block has, by what is known of its parent."""
+        prefixes = self.retention.prefixes
+        inherited = known.get(parent, (parent,) if parent in prefixes else _NONE)
+        return (*inherited, key) if key in prefixes else inherited
 
     def _own(self, key: bytes, parent: bytes) -> tuple[bytes, ...]:
         if not self.retention.prefixes:
@@ -98,8 +103,7 @@ class Rules:
         known = self._under.get(key)
         if known is None:
             above = self._under.get(parent)
-            inherited = above.followers if above else _NONE
-            followers = self._followers(key, inherited)
+            followers = self._followers(key, parent, {parent: above.followers} if above else {})
             known = _Under(followers, followers)
             if followers:
                 self._remember(key, known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena
@@ -101,7 +101,7 @@ class TieredStore(Upkeep):
         self._closed = False
         self.set_retention(self.config.retention)
         self._recovery.start()
-        self._sweeper = Sweeper(self._placement, self._clock)
+        self._sweeper = Sweeper(self._placement, self._index, self._clock)
 
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
         """Return where each block is, in one pass, with a lease on all that are resident.
@@ -237,6 +237,10 @@ class TieredStore(Upkeep):
         They are there until ``device_removed``; quick where there are none.
         """
         return self._index.over_in_pool()
+
+    def watch_device(self, on_over: Callable[[], None]) -> None:
+        """Have ``on_over`` called, on another thread, while ``over_on_device`` names blocks."""
+        self._sweeper.on_over_in_pool = on_over
 
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, Thread
-from weakref import ref
+from weakref import WeakMethod
 
 from kvstore.clock import Clock
+from kvstore.index import ResidencyIndex
 from kvstore.placement import Placement
 
 _PERIOD_S = 0.5
@@ -13,29 +15,44 @@ _PAUSE_S = 0.001
 
 
 class Sweeper:
-    """A thread that looks twice a second whether blocks are due, and lets others pass between a few of them.
+    """Looks twice a second whether blocks are due, on a thread, and lets others pass between a few of them.
 
-    It ends with ``stop``, or when nobody has the store any more.
+    ``on_over_in_pool`` is called on it while the engine's own pool has blocks whose time is over. The thread
+    ends with ``stop``, or when nobody has the store any more.
     """
 
-    def __init__(self, placement: Placement, clock: Clock) -> None:
+    def __init__(self, placement: Placement, index: ResidencyIndex, clock: Clock) -> None:
+        self.on_over_in_pool: Callable[[], None] = _nothing
+        self._placement = placement
+        self._index = index
+        self._clock = clock
         self._stopping = Event()
-        watched = ref(placement)
-        Thread(target=_sweep, args=(watched, clock, self._stopping), name="sweeper", daemon=True).start()
+        sweep = WeakMethod(self.sweep)
+        Thread(target=_run, args=(sweep, self._stopping), name="sweeper", daemon=True).start()
+
+    def sweep(self) -> bool:
+        """Remove a few blocks whose time is over; says whether there may be more."""
+        num_removed = self._placement.remove_due(self._clock.wall_ms())
+        if not num_removed:
+            self._placement.retry_headers()
+        if self._index.over_in_pool():
+            self.on_over_in_pool()
+        return num_removed > 0
 
     def stop(self) -> None:
         """Ask it to end; does not wait."""
         self._stopping.set()
 
 
-def _sweep(watched: ref[Placement], clock: Clock, stopping: Event) -> None:
+def _run(sweep: WeakMethod[Callable[[], bool]], stopping: Event) -> None:
     pause_s = _PERIOD_S
     while not stopping.wait(pause_s):
-        placement = watched()
-        if placement is None:
+        sweep_some = sweep()
+        if sweep_some is None:
             return
-        num_removed = placement.remove_due(clock.wall_ms())
-        if not num_removed:
-            placement.retry_headers()
-        pause_s = _PAUSE_S if num_removed else _PERIOD_S
-        del placement
+        pause_s = _PAUSE_S if sweep_some() else _PERIOD_S
+        del sweep_some
+
+
+def _nothing() -> None:
+    """Nobody has a pool."""

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from api.simulate.optimum import Optimum, next_uses
 from api.simulate.replay import Cache, Cell, replay
-from api.simulate.tier import SimulatedTier
+from api.simulate.tier import TracedTier
 from api.simulate.trace import Trace
+from api.simulate.worth import Prices
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 
@@ -73,12 +74,14 @@ def make_caches(asked: Question, trace: Trace, registry: Registry) -> dict[str, 
         if policy == OPTIMUM:
             return lambda size: Optimum(uses(), size)
         factory = registry.get(Kind.EVICTION, policy)
-        return lambda size: SimulatedTier(trace, factory(), size, asked.ttl_s)
+        return lambda size: TracedTier(trace, factory(), size, asked.ttl_s)
 
     return {policy: maker(policy) for policy in asked.policies}
 
 
-def run_cells(trace: Trace, makers: dict[str, MakeCache], capacities: Sequence[int]) -> list[Cell]:
+def run_cells(
+    trace: Trace, makers: dict[str, MakeCache], capacities: Sequence[int], prices: Prices | None = None
+) -> list[Cell]:
     """Replay every cell, policy after policy; shows progress on stderr."""
     cells = list[Cell]()
     with _progress() as progress:
@@ -87,7 +90,7 @@ def run_cells(trace: Trace, makers: dict[str, MakeCache], capacities: Sequence[i
             for size in capacities:
                 progress.update(task, description=f"{name}, {size:,} blocks")
                 advance = functools.partial(progress.advance, task)
-                cells.append(replay(trace, name, size, make(size), advance))
+                cells.append(replay(trace, name, size, make(size), advance, prices))
     return cells
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
 from engine_adapter.engine.batch import Batch, Choice
+from engine_adapter.engine.departing import Departing
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.events import COMPUTED, Delta, Finished, Reason
 from engine_adapter.engine.finding import Finder
@@ -44,11 +45,13 @@ class Loop:
         planner: Planner,
         verifier: Verifier,
         accounts: Accounts,
+        departing: Departing,
         clock: Clock,
     ) -> None:
         self.tally = Tally()
         self.departures = Departures()
         self._accounts = accounts
+        self._departing = departing
         self._planner = planner
         self._verifier = verifier
         self._finder = Finder(prefix, planner, verifier, accounts, clock)
@@ -84,6 +87,7 @@ class Loop:
 
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
+        self._prefix.let_go_of_ended()
         has_moved = self._admit()
         has_moved |= self._collect()
         has_moved |= self._make_room()
@@ -243,6 +247,7 @@ class Loop:
         self.departures.ended(self._clock.monotonic_s(), is_last=not self._open)
         try:
             self._accounts.ended(sequence, reason, usage)
+            self._departing.ended(sequence, reason, usage)
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("a request's account could not be kept")
         try:

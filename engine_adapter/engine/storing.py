@@ -115,6 +115,8 @@ class StoreQueue:
                 self._end_next()
 
     def _begin_copy(self, storable: Storable, block: int) -> _Leaving | None:
+        if self._store.ended((storable.key,)):  # while it waited; stored now it would begin another life
+            return None
         reservation = self._store.reserve(
             storable.namespace,
             storable.key,

@@ -13,7 +13,7 @@ from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.frame import HEADER_BYTES, Header, identify
 from kvstore.namespace import Namespace
-from kvstore.seams import Admission, BackendStats, Codec, EvictionPolicy, OnTransfer, Want
+from kvstore.seams import Admission, BackendStats, Codec, EvictionPolicy, HeaderChange, OnTransfer, Want
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
@@ -102,6 +102,19 @@ class SharedDict(DictBackend):
             None if frame is None else identify(frame[0], key, len(frame[1]))
             for key, frame in zip(keys, frames, strict=True)
         ]
+
+
+@dataclass
+class AmendingDict(DictBackend):
+    """A medium that rewrites headers in place."""
+
+    def amend(self, key: bytes, change: HeaderChange) -> bool:
+        self.fail("amend", key)
+        frame = self.frames.get(key)
+        if frame is None:
+            return False
+        self.frames[key] = change(Header.unpack(frame[0])).pack(), frame[1]
+        return True
 
 
 @dataclass

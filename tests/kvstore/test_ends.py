@@ -31,7 +31,7 @@ def test_blocks_are_due_from_the_soonest() -> None:
 def test_a_block_that_is_in_a_hurry_is_due_at_once() -> None:
     record = block(1, 100)
     ends, _ = ends_of(record)
-    ends.hurry(record)
+    ends.look_at(record, 0)
     assert list(ends.due(1)) == [record]
 
 

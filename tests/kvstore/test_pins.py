@@ -16,7 +16,7 @@ from kvstore.seams import HeaderChange
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.upkeep import Pinning
 from tests.eventually import eventually
-from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, DictBackend, Rig
+from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, DictBackend, Rig, SharedDict
 
 ON_DISK = BLOCK_BYTES + HEADER_BYTES
 PLENTY = Retention(TenantRule(pin_bytes=1 << 20))
@@ -32,6 +32,10 @@ class AmendedDict(DictBackend):
             return False
         self.frames[key] = change(Header.unpack(frame[0])).pack(), frame[1]
         return True
+
+
+class SharedAmendedDict(AmendedDict, SharedDict):
+    """The same, and other processes write to it as well."""
 
 
 def opened(rig: Rig, host_blocks: int = 8, disk_blocks: int = 0, rules: Retention = PLENTY) -> TieredStore:
@@ -252,6 +256,22 @@ def test_a_pin_survives_a_restart_where_the_medium_keeps_headers(rig: Rig) -> No
     assert again.flush(5.0)
     again.close()
     assert opened(rig, host_blocks=0, disk_blocks=8).pins() == []
+
+
+def test_a_pin_on_a_shared_medium_is_found_with_its_block(rig: Rig) -> None:
+    rig.medium = SharedAmendedDict()
+    store = opened(rig, host_blocks=0, disk_blocks=8)
+    rig.put(store, 0)
+    told = store.pin(keys(rig, 0), for_s=60.0)
+    assert store.flush(5.0)
+    other = opened(rig, host_blocks=0, disk_blocks=8)
+    inquiry = other.inquire(keys(rig, 0), rig.now_s + 5.0)
+    assert inquiry is not None
+    assert inquiry.wait(5.0)
+    assert [(pin.tier, pin.until_ms) for pin in other.pins()] == [("disk", told.until_ms)]
+    for number in range(10, 30):
+        rig.put(other, number)
+    assert rig.tiers(other, 0) == ["disk"]
 
 
 def test_a_restart_with_a_smaller_budget_restores_what_fits(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from api.folders import cost_folder
+from api.retention_file import read_retention
 from api.settings import Settings
 from backends.redis_address import RedisAddress
 from engine_adapter.serving_config import ServingConfig, TierSetup
@@ -27,6 +28,8 @@ def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingCo
         device_eviction=settings.device_eviction,
         tiers=_tiers(settings),
         default_ttl_s=settings.default_ttl_s,
+        tier_ttls_s=_tier_ttls_s(settings),
+        retention=read_retention(settings.retention),
         reload_policy=settings.reload_policy,
         load_deadline_s=settings.load_deadline_s,
         mode=settings.mode,
@@ -67,6 +70,11 @@ def _shadow_policies(text: str) -> tuple[str, ...]:
     if not all(names):
         raise ConfigError("shadow_policies", f"{text!r} is not a list of names with commas between them")
     return tuple(dict.fromkeys(names))
+
+
+def _tier_ttls_s(settings: Settings) -> dict[str, float | None]:
+    own = {"host": settings.host_ttl_s, "disk": settings.disk_ttl_s, "redis": settings.redis_ttl_s}
+    return {tier: ttl_s for tier, ttl_s in own.items() if ttl_s != "default"}
 
 
 def _tiers(settings: Settings) -> tuple[TierSetup, ...]:

@@ -26,6 +26,7 @@ from backends.kv_shape import KVShape, Layout
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
 from kvstore.hints import Hint
+from kvstore.namespace import Namespace
 from kvstore.seams import EvictionPolicy, Hearing
 from kvstore.spared import Spared
 
@@ -37,8 +38,9 @@ _GROWTH_BLOCKS = 16
 class DevicePool:
     """Blocks of keys and values on one device, shared by key, evicted by a policy.
 
-    ``keys_and_values`` and ``value_scales`` lie as ``BlockMemory`` tells. ``on_added(key, parent)`` and
-    ``on_removed(key)`` report what is published. Not thread-safe: the engine's thread alone uses it.
+    ``keys_and_values`` and ``value_scales`` lie as ``BlockMemory`` tells. What is published is reported by
+    ``on_added(key, parent, namespace)`` and ``on_removed(key)``. Not thread-safe: the engine's thread alone
+    uses it.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class DevicePool:
         num_blocks: int,
         device: torch.device | str,
         policy: EvictionPolicy,
-        on_added: Callable[[bytes, bytes], None],
+        on_added: Callable[[bytes, bytes, Namespace | None], None],
         on_removed: Callable[[bytes], None],
         clock: Clock,
         layout: Layout = "layer-first",
@@ -130,10 +132,11 @@ class DevicePool:
         self._num_free -= num
         return blocks
 
-    def publish(self, block: int, key: bytes, parent: bytes) -> bool:
+    def publish(self, block: int, key: bytes, parent: bytes, namespace: Namespace | None = None) -> bool:
         """Offer a private block, complete and written, under ``key`` (``parent`` empty: none).
 
-        Returns ``False`` when another block has the key: this one then stays private.
+        ``namespace`` says by whose rules it lives. Returns ``False`` when another block has the key: this
+        one then stays private.
         """
         self.require_private((block,))
         if key in self._block_of:
@@ -144,7 +147,7 @@ class DevicePool:
         self._holds[key] += 1
         self._num_held += 1
         self._hold(parent)
-        self._on_added(key, parent)
+        self._on_added(key, parent, namespace)
         return True
 
     def hear(self, keys: Sequence[bytes], hint: Hint) -> None:

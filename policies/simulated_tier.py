@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvstore.ends import Ends
-from kvstore.frame import NEVER_MS
+from kvstore.defaults import Defaults, Use, ttl_ms
 from kvstore.hints import Hint
 from kvstore.ledger import Ledger
-from kvstore.record import Record
+from kvstore.lives import Lives
+from kvstore.record import FOREVER_MS, Record
 from kvstore.seams import EvictionPolicy
+from kvstore.tenants import Tenants
 
 _BLOCK_BYTES = 1
-_MOST_REMOVED_AT_ONCE = 64
+_BIT = 1
 
 
 class SimulatedTier:
@@ -21,7 +22,7 @@ class SimulatedTier:
 
     A prompt's blocks are held while it is served. Those that are there are touched, the last one first; then
     the missing ones are stored, the first one first, as far as there is room. With ``has_ends`` each request
-    may give its blocks a soft TTL; like a store, a lookup removes at most 64 blocks whose time is over.
+    may give its blocks a soft TTL; those whose time is over are removed when the next one comes.
     """
 
     def __init__(self, policy: EvictionPolicy, capacity_blocks: int, *, has_ends: bool = False) -> None:
@@ -30,7 +31,7 @@ class SimulatedTier:
         self._has_ends = has_ends
         self._now_s = 0.0
         self._records: dict[bytes, Record] = {}  # of all blocks, where they may have ends
-        self._ends = Ends(self._records)
+        self._lives = Lives(self._records, Defaults([FOREVER_MS, FOREVER_MS]), Tenants())
 
     def __len__(self) -> int:
         return len(self._ledger.held)
@@ -73,7 +74,7 @@ class SimulatedTier:
         return tier
 
     def resident(self) -> set[bytes]:
-        """Return the keys of the blocks that are there, those whose time is over included."""
+        """Return the keys of the blocks that are there; their time may be over since the last request."""
         return set(self._ledger.held)
 
     def check(self) -> None:
@@ -81,8 +82,8 @@ class SimulatedTier:
         self._ledger.check()
 
     def _use(self, keys: Sequence[bytes], parent: bytes, at_ms: float, ttl_s: float | None) -> int:
-        soft_ms = NEVER_MS if ttl_s is None else int(at_ms) + round(ttl_s * 1000)
-        is_found = self._find(keys, int(at_ms), soft_ms)
+        use = self._lives.use_of_prompt(keys, int(at_ms), None if ttl_s is None else ttl_ms(ttl_s))
+        is_found = self._find(keys, use)
         now_s, touch = at_ms / 1000, self._policy.touch
         self._now_s = now_s
         for key, found in zip(reversed(keys), reversed(is_found), strict=True):
@@ -90,23 +91,23 @@ class SimulatedTier:
                 touch(key, now_s)
         if all(is_found):
             return len(keys)
-        self._store(keys, parent, now_s, soft_ms)
+        self._store(keys, parent, now_s, use)
         return is_found.index(False)
 
-    def _find(self, keys: Sequence[bytes], now_ms: int, soft_ms: int) -> list[bool]:
+    def _find(self, keys: Sequence[bytes], use: Use) -> list[bool]:
         """Say which blocks are there and alive; their ends are put off."""
         if not self._has_ends:
             return list(map(self._ledger.held.__contains__, keys))
-        for ended in self._ends.due(now_ms, _MOST_REMOVED_AT_ONCE):
-            self._let_go(ended.key)
+        while due := self._lives.due(use.now_ms, len(self._records)):
+            for departure in due:
+                self._let_go(departure.key)
         records = list(map(self._records.get, keys))
-        is_found = [record is not None and not record.is_expired(now_ms) for record in records]
         for record in records:
-            if record is not None:  # also one whose time is over: when it is offered again, it is here
-                record.extend(soft_ms)
-        return is_found
+            if record is not None:
+                self._lives.extend(record, use)
+        return [record is not None for record in records]
 
-    def _store(self, keys: Sequence[bytes], parent: bytes, now_s: float, soft_ms: int) -> None:
+    def _store(self, keys: Sequence[bytes], parent: bytes, now_s: float, use: Use) -> None:
         """Store the blocks that are not there, until there is no room."""
         ledger = self._ledger
         is_in_use = frozenset(keys).__contains__
@@ -120,7 +121,9 @@ class SimulatedTier:
                     ledger.confirm_removal(victim)
                 ledger.settle(room, parent, now_s)
                 if self._has_ends:
-                    self._note(Record(key, parent, soft_ms=soft_ms))
+                    record = Record(key, parent, created_ms=use.now_ms, tiers=1 << _BIT)
+                    record.named_ms, record.used_ms = use.until_ms, 0 if use.until_ms else use.now_ms
+                    self._note(record)
             parent = key
 
     def _enter(self, record: Record, now_s: float) -> None:
@@ -129,7 +132,7 @@ class SimulatedTier:
 
     def _note(self, record: Record) -> None:
         self._records[record.key] = record
-        self._ends.note(record)
+        self._lives.note(record)
 
     def _let_go(self, key: bytes) -> None:
         if self._ledger.begin_removal(key):

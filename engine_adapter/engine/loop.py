@@ -91,6 +91,7 @@ class Loop:
 
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
+        self._prefix.let_go_of_ended()
         if len(self._scheduler.waiting) > 1:
             self._foreseeing.waits(self._scheduler.waiting)
         has_moved = self._admit()

@@ -187,6 +187,11 @@ class PrefixCache:
         self.traffic.store_all()
         self.pool.clear()
 
+    def let_go_of_ended(self) -> None:
+        """Drop blocks of the pool whose time is over, but for those that sequences still use."""
+        if ended := self.store.over_on_device():
+            self.pool.discard(ended)
+
     def grow(self, sequence: Sequence) -> bool:
         """Make sure that the next token has a block; ``False`` when none is available."""
         if sequence.num_computed < len(sequence.blocks) * self._step:
@@ -273,7 +278,8 @@ class PrefixCache:
     def _publish(self, sequence: Sequence, index: int) -> None:
         """Publish a full block; when another one has its key already, use that one."""
         key, own = sequence.keys[index], sequence.blocks[index]
-        if self.pool.publish(own, key, sequence.parent_key(index)) or not sequence.cache.reads:
+        is_published = self.pool.publish(own, key, sequence.parent_key(index), sequence.namespace)
+        if is_published or not sequence.cache.reads:
             return
         if (published := self._acquire_living(key)) is not None:
             sequence.blocks[index] = published

@@ -145,6 +145,8 @@ class StoreQueue:
 
     def _begin_copy(self, waiting: _Waiting) -> _Leaving | None:
         number, storable, block = waiting
+        if self._store.ended((storable.key,)):  # while it waited; stored now it would begin another life
+            return None
         reservation = self._store.reserve(
             storable.namespace,
             storable.key,

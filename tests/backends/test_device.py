@@ -16,6 +16,7 @@ from backends.device import DevicePool
 from backends.kv_shape import KVShape, Layout
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
+from kvstore.namespace import Namespace
 from policies.lru import LeafFirstLRU
 from tests.late_cuda import LateCuda
 
@@ -61,10 +62,12 @@ class Pool(DevicePool):
         copies: Copies | None = None,
     ) -> None:
         self.index: dict[bytes, bytes] = {}
-        added, removed = self.index.__setitem__, self.index.__delitem__
-        clock = Clock(monotonic_s=Ticking())
+        removed, clock = self.index.__delitem__, Clock(monotonic_s=Ticking())
         self.policy = TellingLRU()
-        super().__init__(shape, num_blocks, "cpu", self.policy, added, removed, clock, layout, copies)
+        super().__init__(shape, num_blocks, "cpu", self.policy, self.added, removed, clock, layout, copies)
+
+    def added(self, key: bytes, parent: bytes, _namespace: Namespace | None) -> None:
+        self.index[key] = parent
 
     def allocated(self, num: int, after: int | None = None) -> list[int]:
         blocks = self.allocate(num, after)

@@ -198,6 +198,19 @@ def test_whoever_uses_a_block_uses_all_before_it(rig: Rig) -> None:
     assert store.peek([rig.key(number) for number in (1, 2, 3, 4)]) == ("host", "host", None, "host")
 
 
+def test_storing_a_long_prompt_block_by_block_is_a_use_of_its_beginning(rig: Rig) -> None:
+    store = rig.open(host_blocks=32)
+    rig.put(store, *range(1, 4), ttl_s=10.0)
+    rig.now_s += 5.0
+    for number in range(4, 20):
+        store.put(NAMESPACE, rig.key(number), rig.key(number - 1), rig.payload(number), ttl_s=100.0)
+        rig.now_s += 0.001
+    rig.now_s += 99.9
+    assert store.peek([rig.key(number) for number in range(1, 20)]) == ("host",) * 19
+    rig.now_s += 0.1
+    assert store.peek([rig.key(number) for number in range(1, 20)]) == (None,) * 19
+
+
 def test_but_not_beyond_their_hard_ends(rig: Rig) -> None:
     store = rig.open(config=StoreConfig(1000.0, retention=HARD_60))
     rig.put(store, 1)

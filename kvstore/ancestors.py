@@ -63,13 +63,16 @@ class Ancestors:
     def settle(self) -> None:
         """Carry out what was noted."""
         pending, self._pending = self._pending, {}
-        for key, (since_ms, use, first) in pending.items():
-            may_stop = False
-            for _ in range(len(self._records)):  # a medium may tell of parents that go in a circle
-                record = self._records.get(key)
-                may_stop = may_stop or key == first
-                if record is None or (may_stop and use.is_within(record)):
-                    break
-                if not self._extend(record, since_ms, use):
-                    break
-                key = record.parent
+        for key, noted in pending.items():
+            self._carry_out(key, noted)
+
+    def _carry_out(self, key: bytes, noted: _Pending) -> None:
+        may_stop = False
+        for _ in range(len(self._records)):  # a medium may tell of parents that go in a circle
+            record = self._records.get(key)
+            may_stop = may_stop or key == noted.first
+            if record is None or (may_stop and noted.use.is_within(record)):
+                return
+            if not self._extend(record, noted.since_ms, noted.use):
+                return
+            key = record.parent

@@ -435,7 +435,7 @@ def test_a_use_puts_the_end_off_on_the_server_too_in_all_parts_and_a_hard_end_do
 def test_a_user_who_may_not_rewrite_headers_goes_on_with_all_else(rig: Rig) -> None:
     mine = rig.open()
     rig.put(mine, 1, ttl_s=10.0)
-    rig.server.admin().execute_command("ACL", "SETUSER", "default", "-watch")
+    rig.server.admin().execute_command("ACL", "SETUSER", "default", "-watch")  # type: ignore[no-untyped-call]  # redis-py has no types there
     try:
         mine.lookup([rig.key(1)], ttl_s=60.0).release()
         assert mine.flush(10.0)
@@ -445,4 +445,4 @@ def test_a_user_who_may_not_rewrite_headers_goes_on_with_all_else(rig: Rig) -> N
         assert rig.get(mine, 2)
         assert rig.counts(mine)["breaker_openings"] == 0
     finally:
-        rig.server.admin().execute_command("ACL", "SETUSER", "default", "+watch")
+        rig.server.admin().execute_command("ACL", "SETUSER", "default", "+watch")  # type: ignore[no-untyped-call]  # redis-py has no types there

@@ -20,6 +20,7 @@ from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
+from tests.eventually import eventually
 from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, AmendingDict, Rig, SharedDict, wait_for_scans
 
 ACME = NAMESPACE.with_salt("acme")
@@ -135,14 +136,15 @@ def test_a_medium_that_cannot_do_it_now_costs_no_write_and_is_asked_again(rig: R
 
 def test_where_too_much_is_to_be_written_headers_stay_behind(rig: Rig) -> None:
     store = rig.open(config=StoreConfig(80.0), max_queued_writes=1)
+    store.register_namespace(NAMESPACE)
+    assert store.flush(5.0)
     rig.put(store, 1)
     rig.put(store, 2)
     may_write = threading.Event()
     rig.medium.fail = lambda operation, _key: None if operation != "put" else _let(may_write)
     rig.now_s += 40.0
     rig.put(store, 3, flush=False)  # being written
-    while store._tiers[1].pool._num_active_writes == 0:
-        pass
+    eventually(lambda: store._tiers[1].pool._num_active_writes == 1)
     rig.put(store, 4, flush=False)  # and the queue is full
     store.lookup([rig.key(1)]).release()
     may_write.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,7 @@ from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 from kvstore.store import TieredStore
 from kvstore.tier import DEVICE
+from kvstore.upkeep import Pinned
 from policies.admission import WorthLoading, whole_blocks_that_fit
 from policies.builtin import register_builtin as register_policies
 from policies.planning import ReloadPolicy
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 _DEFAULT_CPU_POOL_BYTES = 1 << 30
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.85
 _STORE_CLOSE_S = 10.0
+_PIN_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,40 @@ class Serving:
             self.engine.clear_pool()
         else:
             self.store.clear(tier)
+
+    def pin(
+        self,
+        prompt_ids: Sequence[int],
+        salt: str = "",
+        lora: str | None = None,
+        *,
+        for_s: float | None = None,
+        until_s: float | None = None,
+        tiers: Sequence[str] | None = None,
+    ) -> Pinned:
+        """Pin what tiers have of a prompt's whole blocks; see ``TieredStore.pin``.
+
+        Shared media are asked first, and what was just computed is written, which blocks for some seconds at
+        most. Raises what ``TieredStore.pin`` and, for a prompt, ``Engine.submit`` raise, or ``ConfigError``
+        for a prompt shorter than a block.
+        """
+        keys = self.engine.prefix_keys(prompt_ids, salt, lora)
+        if not keys:
+            block_tokens = self.model_facts.kv_shape.block_tokens
+            raise ConfigError("prompt", f"is shorter than a block of {block_tokens} tokens")
+        self.engine.flush(_PIN_WAIT_S)
+        return self.store.pin(keys, for_s=for_s, until_s=until_s, tiers=tiers)
+
+    def unpin(
+        self,
+        prompt_ids: Sequence[int],
+        salt: str = "",
+        lora: str | None = None,
+        *,
+        tiers: Sequence[str] | None = None,
+    ) -> int:
+        """Let a prompt's blocks be ordinary again; see ``TieredStore.unpin``."""
+        return self.store.unpin(self.engine.prefix_keys(prompt_ids, salt, lora), tiers)
 
     def close(self) -> None:
         """End all requests, write what is queued and close the tiers; bounded in time."""

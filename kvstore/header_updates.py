@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from threading import Lock
 
 from kvstore.clock import Clock
@@ -25,6 +26,7 @@ class HeaderUpdates:
     wait for a tier are a set, written a few at a time by its writing thread; beyond some thousands they are
     dropped, and after a fault all of them: the next use asks again. Until then a header says too early an
     end, which costs a miss after a restart; what rules say of hard ends holds then as well.
+    What somebody insists on is tried again, twice a second, until it is done.
     """
 
     def __init__(self, tiers: Iterable[Tier], index: ResidencyIndex, clock: Clock) -> None:
@@ -32,6 +34,7 @@ class HeaderUpdates:
         self._index = index
         self._clock = clock
         self._waiting: dict[int, dict[bytes, None]] = {tier.bit: {} for tier in self._tiers}
+        self._insisted: dict[int, dict[bytes, None]] = {tier.bit: {} for tier in self._tiers}
         self._lock = Lock()
         self._mask = sum(1 << tier.bit for tier in self._tiers)
 
@@ -48,6 +51,27 @@ class HeaderUpdates:
         asked = list(records)
         kept = [record for tier in self._tiers for record in self._queue(tier, asked)]
         self._index.note_kept(kept)
+
+    def insist(self, records: Iterable[Record]) -> None:
+        """Bring the headers of these blocks in line, whatever else waits, and however often it fails."""
+        asked = list(records)
+        with self._lock:
+            for tier in self._tiers:
+                here = (record.key for record in asked if record.tiers >> tier.bit & 1)
+                self._insisted[tier.bit].update(dict.fromkeys(here))
+        self.retry()
+
+    def retry(self) -> None:
+        """Let what somebody insists on wait for its turn again; quick where there is nothing."""
+        for tier in self._tiers:
+            if not self._insisted[tier.bit]:
+                continue
+            with self._lock:
+                waiting = self._waiting[tier.bit]
+                was_empty = not waiting
+                waiting.update(dict.fromkeys(islice(self._insisted[tier.bit], _MOST_WAITING)))
+                if was_empty and not tier.pool.write(partial(self._run, tier)):
+                    waiting.clear()
 
     def _queue(self, tier: Tier, records: Iterable[Record]) -> list[Record]:
         """Let blocks of a tier wait for their turn; returns those that do."""
@@ -71,6 +95,8 @@ class HeaderUpdates:
         with self._lock:
             for key in some if is_well else list(waiting):
                 del waiting[key]
+                if is_well:
+                    self._insisted[tier.bit].pop(key, None)
             if waiting and not tier.pool.write(partial(self._run, tier)):
                 waiting.clear()
 

@@ -61,6 +61,7 @@ class ResidencyIndex(Residents):
             while room is None and self._end_pins(ledger):
                 room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
             if room is None:
+                ledger.note_refusal(facts.key, footprint_bytes, facts.namespace)
                 return None
             victims = [self._clear_bit(victim, bit, Cause.EVICTED) for victim in room.victims]
         return room, victims
@@ -266,7 +267,7 @@ class ResidencyIndex(Residents):
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
 
-    def _end_pins(self, ledger: Ledger, limit: int = 64) -> int:
+    def _end_pins(self, ledger: Ledger, limit: int = 16) -> int:
         """Let up to ``limit`` blocks be ordinary whose pins are over; returns how many it were."""
         if not ledger.pins.pins:
             return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
@@ -67,6 +68,12 @@ class KeepingIndex(ResidencyIndex):
                     ledger.regroup(self._facts_of, self._time(-inf))
             return self._lives.set_rules(retention)
 
+    @property
+    def must_know_tenants(self) -> bool:
+        """Whether rules give tenants quotas or pins, so that their blocks have to be told apart."""
+        rules = (self._retention.others, *self._retention.tenants.values())
+        return any(rule.quotas or rule.pin_bytes for rule in rules)
+
     def apply_rules(self) -> list[Record]:
         """Let rules hold for blocks that have come in any order; returns those whose ends moved."""
         with self._lock:
@@ -87,28 +94,36 @@ class KeepingIndex(ResidencyIndex):
                 self._end_pins(self._ledger(bit), len(self._records))
             wish = self._wish(self._prefixes(keys), bits)
             self._refuse_beyond(wish, names)
-            use = Use(self._wall_ms(), until_ms, until_ms)
-            for bit, records in wish.records.items():
-                ledger = self._ledger(bit)
-                for record in records:
-                    charged_bytes = ledger.held[record.key]
-                    ledger.pin(record.key, Pin(record.parent, until_ms, wish.tenant, charged_bytes))
-                    self._lives.extend(record, use)
+            self._pin(wish, until_ms)
             return wish
 
-    def unpin(self, keys: Sequence[bytes], bits: Sequence[int]) -> int:
-        """Let blocks, and what they follow, be ordinary; returns how many were pinned, by tier and block.
+    def restore_pin(self, bit: int, key: bytes, until_ms: int) -> None:
+        """Pin a block that was pinned when its header was written, as far as its tenant's budget allows."""
+        if not self._wall_ms() < until_ms:
+            return
+        with self._lock:
+            ledger, record = self._ledger(bit), self._records.get(key)
+            tenant = self._tenants.get(record.namespace) if record else None
+            if record is None or tenant is None or key not in ledger.held or key in ledger.pins:
+                return
+            wish = Wish(tenant, {bit: [record]}, {bit: ledger.held[key]})
+            with suppress(PinBudgetError):
+                self._refuse_beyond(wish, None)
+                self._pin(wish, until_ms)
+
+    def unpin(self, keys: Sequence[bytes], bits: Sequence[int]) -> list[Record]:
+        """Let blocks, and what they follow, be ordinary; returns those that were pinned, for each tier.
 
         What another pinned block follows stays pinned.
         """
         with self._lock:
-            num_unpinned = 0
+            unpinned: list[Record] = []
             for key in reversed(self._prefixes(keys)):
                 for ledger in map(self._ledger, bits):
                     if key in ledger.pins and not ledger.pins.has_children(key):
                         ledger.unpin(key, self._now_s)
-                        num_unpinned += 1
-            return num_unpinned
+                        unpinned.append(self._records[key])
+            return unpinned
 
     def pins(self, bit: int) -> list[Pin]:
         """Return the pins of a tier that are not over."""
@@ -172,12 +187,22 @@ class KeepingIndex(ResidencyIndex):
         wish.tenant = next((tenant for tenant in tenants if tenant), "")
         return wish
 
+    def _pin(self, wish: Wish, until_ms: int) -> None:
+        """Pin what fits, and put off soft ends until then."""
+        use = Use(self._wall_ms(), until_ms, until_ms)
+        for bit, records in wish.records.items():
+            ledger = self._ledger(bit)
+            for record in records:
+                charged_bytes = ledger.held[record.key]
+                ledger.pin(record.key, Pin(record.parent, until_ms, wish.tenant, charged_bytes))
+                self._lives.extend(record, use)
+
     def _alive(self, key: bytes, bit: int) -> Record | None:
         record = self._records.get(key)
         is_alive = record is not None and self._is_alive(record, self._wall_ms())
         return record if is_alive and record and record.tiers >> bit & 1 else None
 
-    def _refuse_beyond(self, wish: Wish, names: Sequence[str]) -> None:
+    def _refuse_beyond(self, wish: Wish, names: Sequence[str] | None) -> None:
         """Raise ``PinBudgetError`` when a wish is more than its tenant, or half of a tier, has left."""
         budget_bytes = self._retention.tenant(wish.tenant).pin_bytes
         left_bytes = max(0, budget_bytes - self._charges().get(wish.tenant, 0))
@@ -190,7 +215,8 @@ class KeepingIndex(ResidencyIndex):
             half_bytes = ledger.budget_bytes // 2
             left_bytes = half_bytes - ledger.pins.pinned_bytes
             if wanted_bytes > left_bytes:
-                raise PinBudgetError(f"half of the tier {names[bit]}", wanted_bytes, left_bytes)
+                bound = f"half of the tier {names[bit]}" if names else "half of the tier"
+                raise PinBudgetError(bound, wanted_bytes, left_bytes)
 
     def _charges(self) -> dict[str, int]:
         """Return what is charged to each tenant: all ledgers keep it together."""

@@ -40,12 +40,8 @@ class Ledger(Books):
         """
         if self.knows(key):
             return None
-        groups = self.quotas.of(namespace)
-        maker = self._room_maker(is_in_use)
-        if not maker.keep_quotas(groups, footprint_bytes):
-            self.num_over_quota += 1
-            return None
-        victims = self._make_way(maker, footprint_bytes)
+        groups = self.quotas.of(namespace) if self.quotas.has_rules else ()
+        victims = self._choose_victims(footprint_bytes, groups, is_in_use)
         if victims is None:
             return None
         room = Room(key, footprint_bytes, victims, namespace, footprint_bytes)
@@ -80,24 +76,25 @@ class Ledger(Books):
 
     def has_room(self, footprint_bytes: int, namespace: bytes) -> bool:
         """Say whether a block fits as it is, without any victims."""
-        if self.used_bytes + footprint_bytes > self.budget_bytes:
-            return False
-        groups = self.quotas.of(namespace)
-        return all(group.used_bytes + footprint_bytes <= group.quota_bytes for group in groups)
+        is_within_budget = self.used_bytes + footprint_bytes <= self.budget_bytes
+        return is_within_budget and self._fits_quotas(footprint_bytes, namespace)
+
+    def note_refusal(self, key: bytes, footprint_bytes: int, namespace: bytes) -> None:
+        """Count a block that was not taken in, if that is for its quota."""
+        if not self.knows(key) and not self._fits_quotas(footprint_bytes, namespace):
+            self.num_over_quota += 1
 
     def their_victims(
         self, footprint_bytes: int, is_in_use: IsInUse, namespace: bytes = b""
     ) -> tuple[bytes, ...] | None:
         """Return who makes way for a block that is on the medium already; ``None``: not theirs alone."""
-        maker = self._room_maker(is_in_use)
-        if not maker.keep_quotas(self.quotas.of(namespace), footprint_bytes):
-            return None
-        victims = self._make_way(maker, footprint_bytes)
+        victims = self._choose_victims(footprint_bytes, self.quotas.of(namespace), is_in_use)
         return victims if victims is not None and self.theirs.issuperset(victims) else None
 
     def next_victim(self, is_in_use: IsInUse) -> bytes | None:
         """Return the block that is next to go; ``None``: all are in use or pinned."""
-        return next(self.policy.victims(self._is_kept(is_in_use)), None)
+        is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
+        return next(self.policy.victims(is_kept), None)
 
     def forget(self, key: bytes) -> None:
         """Take a visible block off the books; the medium keeps it."""
@@ -193,20 +190,38 @@ class Ledger(Books):
                 room.shares[group] = room.footprint_bytes
         self.quotas.regrouped()
 
-    def _room_maker(self, is_in_use: IsInUse) -> RoomMaker:
-        return RoomMaker(self.held, self.quotas.members, self._is_kept(is_in_use))
+    def _fits_quotas(self, footprint_bytes: int, namespace: bytes) -> bool:
+        groups = self.quotas.of(namespace)
+        return all(group.used_bytes + footprint_bytes <= group.quota_bytes for group in groups)
 
-    def _make_way(self, maker: RoomMaker, footprint_bytes: int) -> tuple[bytes, ...] | None:
-        """Return who goes for a block: of groups that have more than their quota first, then of any."""
+    def _choose_victims(
+        self, footprint_bytes: int, groups: Groups, is_in_use: IsInUse
+    ) -> tuple[bytes, ...] | None:
+        """Return who goes for a block: of its groups, then of groups over their quota, then of any."""
         excess_bytes = self.used_bytes + footprint_bytes - self.budget_bytes
+        is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
+        if not groups and not self.quotas.over():
+            return self._next_to_go(excess_bytes, is_kept)
+        maker = RoomMaker(self.held, self.quotas.members, is_kept)
+        if not maker.keep_quotas(groups, footprint_bytes):
+            return None
         for group in self.quotas.over():
             maker.reduce(group, group.quota_bytes, excess_bytes)
         return maker.chosen(self.policy, excess_bytes)
 
+    def _next_to_go(self, excess_bytes: int, is_kept: IsInUse) -> tuple[bytes, ...] | None:
+        if excess_bytes <= 0:
+            return ()
+        victims: list[bytes] = []
+        for victim in self.policy.victims(is_kept):
+            victims.append(victim)
+            excess_bytes -= self.held[victim]
+            if excess_bytes <= 0:
+                return tuple(victims)
+        return None
+
     def _is_kept(self, is_in_use: IsInUse) -> IsInUse:
         """Say as well which blocks stay for pinned ones that follow them: those came after the pin."""
-        if not self.pins.pins:
-            return is_in_use
         return lambda key: self.pins.has_children(key) or is_in_use(key)
 
     def _enter(

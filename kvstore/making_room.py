@@ -76,7 +76,7 @@ class RoomMaker:
         return self._choose(group.policy, is_done)
 
     def chosen(self, policy: EvictionPolicy, excess_bytes: int) -> tuple[bytes, ...] | None:
-        """Return what was chosen, and what it takes to free ``excess_bytes``; ``None``: too little."""
+        """Return what was chosen, and what it takes to free ``excess_bytes``, if there is enough."""
         is_enough = self._choose(policy, lambda: self._chosen_bytes >= excess_bytes)
         return tuple(self._chosen) if is_enough else None
 

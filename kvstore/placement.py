@@ -165,9 +165,13 @@ class Placement(Removal):
                     tier.counters.add(Count.EXPIRATIONS)
         return len(due)
 
-    def rewrite_headers(self, records: Sequence[Record]) -> None:
-        """Bring the headers of these blocks in line with their ends, behind; dropped when too many wait."""
-        self._header_updates.ask(records)
+    def rewrite_headers(self, records: Sequence[Record], *, insist: bool = False) -> None:
+        """Bring headers of these blocks in line with their ends, behind; not for sure unless one insists."""
+        (self._header_updates.insist if insist else self._header_updates.ask)(records)
+
+    def retry_headers(self) -> None:
+        """Try those again that somebody insists on."""
+        self._header_updates.retry()
 
     def close(self, ends_at_s: float) -> None:
         """Finish the writes of all tiers and close them, each on its own, by ``ends_at_s`` (monotonic)."""

@@ -12,6 +12,7 @@ from kvstore.keeping import KeepingIndex
 from kvstore.manifests import MAX_KNOWN, parse
 from kvstore.placement import Placement
 from kvstore.record import Record, ends_in, record_of
+from kvstore.shared_tier import SharedTier
 from kvstore.tier import Tier
 
 
@@ -30,6 +31,8 @@ class Recovery:
     def start(self) -> None:
         """Enter what the backends know, then let them look for more in the background."""
         for tier in self._tiers:
+            if self._index.must_know_tenants and not isinstance(tier, SharedTier):
+                self._meet_tenants(tier)
             tier.recover(partial(self._enter, tier, True))
         self._apply_rules()
         for tier in self._tiers:
@@ -41,10 +44,14 @@ class Recovery:
 
     def _scan(self, tier: Tier) -> None:
         """Learn whose the blocks are, and find those that are not known yet."""
-        for namespace in filter(None, map(parse, tier.manifests(MAX_KNOWN))):
-            self._placement.rewrite_headers(self._index.register(namespace))
+        self._meet_tenants(tier)
         tier.discover(partial(self._enter, tier, False), self._stopping.is_set)
         self._apply_rules()
+
+    def _meet_tenants(self, tier: Tier) -> None:
+        """Read the manifests of a medium; blocks on it."""
+        for namespace in filter(None, map(parse, tier.manifests(MAX_KNOWN))):
+            self._placement.rewrite_headers(self._index.register(namespace))
 
     def _apply_rules(self) -> None:
         """Let rules for prefixes hold for what follows blocks that were entered after it."""
@@ -56,11 +63,13 @@ class Recovery:
         footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
         is_alive = not 0 < header.expiry.at_ms <= self._clock.wall_ms()
         if is_alive and self._index.recovered(tier.bit, facts, footprint, now_s):
+            self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
             return
         if is_alive and evict:
             room = self._placement.make_room(tier, facts, header.stored_bytes)
             if room is not None:
                 self._index.settle(tier.bit, room, facts, now_s)
+                self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
                 return
         self._placement.reject(tier, header.key)
 

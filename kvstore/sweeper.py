@@ -1,4 +1,4 @@
-"""Removes what has expired while nobody asks for anything."""
+"""Removes what has expired, and tries again what could not be written, while nobody asks for anything."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Sweeper:
     def sweep(self) -> bool:
         """Remove a few blocks whose time is over; says whether there may be more."""
         num_removed = self._placement.remove_due(self._clock.wall_ms())
+        if not num_removed:
+            self._placement.retry_headers()
         if self._index.over_in_pool():
             self.on_over_in_pool()
         return num_removed > 0

@@ -91,7 +91,8 @@ class Upkeep:
             raise ConfigError("keys", "name at least one block")
         until_ms = self._pin_end_ms(for_s, until_s)
         wish = self._index.pin(keys, bits, self._names, until_ms)
-        there = {record.key for records in wish.records.values() for record in records}
+        there = {record.key: record for records in wish.records.values() for record in records}
+        self._placement.rewrite_headers(list(there.values()), insist=True)
         return Pinned(
             wish.tenant,
             until_ms,
@@ -106,7 +107,9 @@ class Upkeep:
         Returns how many blocks were pinned; one that was in two tiers counts twice. Raises ``ConfigError``
         for a tier that is not there.
         """
-        return self._index.unpin(keys, self._bits(tiers))
+        unpinned = self._index.unpin(keys, self._bits(tiers))
+        self._placement.rewrite_headers(unpinned, insist=True)
+        return len(unpinned)
 
     def pins(self, limit: int = 1000) -> list[Pinning]:
         """Return what is pinned, by tenant, tier and end; the ``limit`` that end first."""

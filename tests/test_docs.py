@@ -78,6 +78,13 @@ def test_the_readmes_example_runs_and_prints_what_it_says(tmp_path: Path) -> Non
     assert (tmp_path / "blocks").is_dir()
 
 
+def test_the_example_of_pins_and_quotas_prints_what_it_says(tmp_path: Path) -> None:
+    example = python_in("docs/pins.md")
+    done = run_python("-c", example, folder=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == re.findall(r"^ *print\(.*  # (.*)$", example, re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", ["docs/backends.md", "docs/policies.md"])
 def test_the_examples_for_plugin_authors_pass_their_conformance_suite(page: str, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(python_in(page))

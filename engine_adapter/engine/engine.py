@@ -37,6 +37,7 @@ from engine_adapter.engine.verifying import Verifier
 from engine_adapter.engine.worker import Worker
 from kvstore.clock import Clock
 from kvstore.errors import OverloadedError, PromptTooLongError, RequestError
+from kvstore.keys import chain_keys
 from kvstore.served import OnServed
 from kvstore.store import TieredStore
 
@@ -182,6 +183,19 @@ class Engine:
         request = Request(prompt_ids, salt=salt, lora=lora)
         self._require_servable(request)
         return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
+
+    def prefix_keys(self, prompt_ids: Seq[int], salt: str = "", lora: str | None = None) -> list[bytes]:
+        """Return the keys of a prompt's whole blocks, by which the store knows it; shared media are asked.
+
+        Thread-safe. Blocks on the media for some seconds at most. Raises what ``submit`` raises for a prompt,
+        or ``StoreClosedError``.
+        """
+        self._require_servable(Request(prompt_ids, salt=salt, lora=lora))
+        namespace = self._prefix.namespace_of(salt, lora)
+        self._prefix.store.register_namespace(namespace)
+        keys = chain_keys(namespace.digest, prompt_ids, namespace.block_tokens)
+        self._explainer.find(keys)
+        return keys
 
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""

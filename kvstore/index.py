@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import inf
 
 from kvstore.absences import Absences, Cause
@@ -70,7 +69,10 @@ class ResidencyIndex(Residents):
             if facts.key in self._absences.quarantined:
                 return None
             self._end_pins(ledger)
-            reserve = partial(ledger.reserve, facts.key, footprint_bytes, namespace=facts.namespace)
+
+            def reserve(is_kept: Callable[[bytes], bool]) -> Room | None:
+                return ledger.reserve(facts.key, footprint_bytes, is_kept, facts.namespace)
+
             room = self.spared.choose(reserve, self._is_held)
             while room is None and self._end_pins(ledger):
                 room = self.spared.choose(reserve, self._is_held)

@@ -10,6 +10,8 @@ from engine_adapter.engine.accounts import Account
 from engine_adapter.engine.events import Planned
 from engine_adapter.engine.explaining import Explanation
 from engine_adapter.engine.misses import Miss
+from engine_adapter.shadowing import ShadowStatistics
+from engine_adapter.trace_file import RecordingStatus
 from policies.cost_model import LoadCost
 
 
@@ -84,6 +86,33 @@ def miss_body(miss: Miss) -> dict[str, Any]:
         ],
         "namespaces_not_searched": miss.num_unsearched,
         "sentence": miss.sentence(),
+    }
+
+
+def shadows_body(shadows: ShadowStatistics) -> dict[str, Any]:
+    """Return what shadow policies would have hit; shares from 0 to 1."""
+    return {
+        "tiers": {
+            name: {
+                "live": report.live,
+                "hit_ratios": dict(report.hit_ratios),
+                "regret": report.regret,
+                "sample_rate": report.rate,
+            }
+            for name, report in shadows.tiers.items()
+        },
+        "core_share": shadows.core_share,
+        "num_dropped": shadows.num_dropped,
+    }
+
+
+def recording_body(recording: RecordingStatus, num_dropped: int) -> dict[str, Any]:
+    """Return how far a recording has come."""
+    return {
+        "file": str(recording.file),
+        "num_recorded": recording.num_recorded,
+        "num_dropped": num_dropped + recording.num_left_out,
+        "trouble": recording.trouble or None,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from api.context import Context
-from api.kv_reply import account_body, explanation_body
+from api.kv_reply import account_body, explanation_body, recording_body, shadows_body
 from api.kv_schema import ExplainFields, ModeFields
 from api.openai_fields import refuse_unserved_in_message
 from engine_adapter.engine.explaining import Explanation
@@ -18,7 +18,7 @@ from kvstore.errors import RequestError
 def kv_routes(context: Context) -> APIRouter:
     """Return the routes under ``/kv``."""
     router = APIRouter(prefix="/kv", tags=["cache"])
-    engine = context.serving.engine
+    engine, watching = context.serving.engine, context.serving.watching
 
     @router.get("/plans")
     async def list_plans(limit: Annotated[int, Query(ge=1, le=256)] = 20) -> dict[str, Any]:
@@ -33,6 +33,15 @@ def kv_routes(context: Context) -> APIRouter:
         """Say what would be done with a prompt and why, and why its first missing block is missing."""
         prompt_ids = await _prompt_ids(context, fields)
         return explanation_body(await context.explaining.run(lambda: _explain(context, fields, prompt_ids)))
+
+    @router.get("/stats")
+    async def get_stats() -> dict[str, Any]:
+        """Return what shadow policies would have hit, and how far the recording of a trace has come."""
+        shadows, recording = watching.shadows(), watching.recording()
+        return {
+            "shadows": None if shadows is None else shadows_body(shadows),
+            "recording": None if recording is None else recording_body(recording, watching.num_unrecorded),
+        }
 
     @router.get("/mode")
     async def get_mode() -> dict[str, str]:

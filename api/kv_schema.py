@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from api.openai_schema import Message, Text, the_one_prompt
-from api.settings import ModeName
+from api.setting_types import ModeName
 
 _FIELDS = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 

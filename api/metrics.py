@@ -12,11 +12,14 @@ from engine_adapter.assemble import Serving
 from engine_adapter.engine.events import Delta, Event, Planned, Usage
 from engine_adapter.engine.reporting import EngineStatistics
 from engine_adapter.engine.request import Mode
+from engine_adapter.shadowing import ShadowStatistics
 from kvstore.statistics import Count, State, StoreStatistics, TierHealth
 
 _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _TOKEN_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 _RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.35, 1.5, 2, 3, 5, 10)
+_GROUP_LABELS = ("tier", "scope", "name")
+_SHOWN_CHARACTERS = 12
 _STATE_LEVELS = {State.OK: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
 
 
@@ -91,8 +94,12 @@ class _LiveStatistics(Collector):
         counts = self._serving.engine.statistics()
         yield from _engine_metrics(counts)
         yield from _plan_metrics(counts, self._serving.engine.mode)
-        yield from _store_metrics(self._serving.store.statistics())
+        store = self._serving.store.statistics()
+        yield from _store_metrics(store)
+        yield from _keeping_metrics(store)
         yield _state_metric(self._serving.store.health().tiers)
+        if shadows := self._serving.watching.shadows():
+            yield from _shadow_metrics(shadows)
 
 
 def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
@@ -150,6 +157,53 @@ def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
     yield _counter("lookup_hit_blocks", "Blocks that were looked up and found.", store.num_blocks_found)
     yield _gauge("quarantined_blocks", "Wrong blocks that are kept out.", store.num_quarantined)
     yield _gauge("staging_bytes", "Host memory of loads and writes under way.", store.staging_bytes)
+
+
+def _keeping_metrics(store: StoreStatistics) -> Iterator[Metric]:
+    """Yield who uses how much of quotas and pin budgets, named by the digests of salts and namespaces."""
+    used = GaugeMetricFamily("prefixd_quota_used_bytes", "Bytes that count.", labels=_GROUP_LABELS)
+    quota = GaugeMetricFamily("prefixd_quota_bytes", "Bytes that may be.", labels=_GROUP_LABELS)
+    for tier in store.tiers:
+        for group in tier.groups:
+            labels = [tier.name, group.scope, _shown(group.name)]
+            used.add_metric(labels, group.used_bytes)
+            quota.add_metric(labels, group.quota_bytes)
+    yield from (used, quota)
+    yield _gauges(
+        "tier_pinned_bytes", "Bytes pinned.", {tier.name: tier.pinned_bytes for tier in store.tiers}
+    )
+    pinned = {_shown(pins.tenant): pins.pinned_bytes for pins in store.pins}
+    yield _gauges("pinned_bytes", "Bytes pinned in all tiers.", pinned, "tenant")
+    budgets = {_shown(pins.tenant): pins.budget_bytes for pins in store.pins}
+    yield _gauges("pin_budget_bytes", "Bytes that may be pinned.", budgets, "tenant")
+
+
+def _shown(digest: str) -> str:
+    """Return the name of a tenant or namespace in a label; a salt itself is never known here."""
+    return digest[:_SHOWN_CHARACTERS] or "unsalted"
+
+
+def _shadow_metrics(shadows: ShadowStatistics) -> Iterator[Metric]:
+    tiers = shadows.tiers
+    ratios = GaugeMetricFamily(
+        "prefixd_shadow_hit_ratio",
+        "Share of the last prompts' tokens that a policy would have hit, as estimated.",
+        labels=["tier", "policy"],
+    )
+    for tier, report in tiers.items():
+        for policy, ratio in report.hit_ratios.items():
+            ratios.add_metric([tier, policy], ratio)
+    yield ratios
+    regrets = {tier: report.regret for tier, report in tiers.items()}
+    yield _gauges(
+        "shadow_regret", "How much more the best of them would have hit than the live one.", regrets
+    )
+    rates = {tier: report.rate for tier, report in tiers.items()}
+    yield _gauges("shadow_sample_rate", "Share of the keys that the estimate is made from.", rates)
+    yield _gauge("shadow_core_share", "Share of a core that shadows took lately.", shadows.core_share)
+    yield _counter(
+        "shadow_dropped", "Requests that shadows did not see, for want of time.", shadows.num_dropped
+    )
 
 
 def _state_metric(tiers: Mapping[str, TierHealth]) -> Metric:

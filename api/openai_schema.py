@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 
-from api.settings import ModeName
+from api.setting_types import ModeName
 from engine_adapter.engine.constraints import ANY_OBJECT
 
 

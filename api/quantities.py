@@ -1,4 +1,4 @@
-"""Amounts for people: sizes as they write them (``2GiB``, ``4096``); sizes and rates to read."""
+"""Amounts for people: sizes and durations as they write them (``2GiB``, ``30d``); sizes and rates to read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _UNITS = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
 }  # fmt: skip
+_SECONDS = {"": 1, "S": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86_400, "W": 7 * 86_400}
 _AMOUNT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _MOST_DIGITS = 30
@@ -23,6 +24,15 @@ def parse_bytes(text: str) -> int:
     if match is None or unit is None:
         raise ValueError("a size is written like 2GiB, 500MB or a number of bytes")
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that ``text`` names; raises ``ValueError`` saying how durations are written."""
+    match = _AMOUNT.fullmatch(text.strip()) if len(text) < _MOST_DIGITS else None
+    unit_s = _SECONDS.get(match[2].upper()) if match else None
+    if match is None or unit_s is None:
+        raise ValueError("a duration is written like 30d, 12h, 15min, 90s or a number of seconds")
+    return float(match[1]) * unit_s
 
 
 def format_bytes(num_bytes: float) -> str:

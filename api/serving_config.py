@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from api.folders import cost_folder
+from api.retention_file import read_retention
 from api.settings import Settings
 from backends.redis_address import RedisAddress
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.errors import ConfigError
 
 
-def serving_config(settings: Settings) -> ServingConfig:
-    """Return the configuration to assemble. Raises ``ConfigError`` when no model is named."""
+def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingConfig:
+    """Return the configuration to assemble; only where it ``is_watched`` with shadows and a recording.
+
+    Raises ``ConfigError`` when no model is named.
+    """
     if settings.model is None:
         raise ConfigError("model", "none is named; give its folder with --model DIR or PREFIXD_MODEL")
     return ServingConfig(
@@ -24,6 +28,8 @@ def serving_config(settings: Settings) -> ServingConfig:
         device_eviction=settings.device_eviction,
         tiers=_tiers(settings),
         default_ttl_s=settings.default_ttl_s,
+        tier_ttls_s=_tier_ttls_s(settings),
+        retention=read_retention(settings.retention),
         reload_policy=settings.reload_policy,
         load_deadline_s=settings.load_deadline_s,
         mode=settings.mode,
@@ -35,6 +41,9 @@ def serving_config(settings: Settings) -> ServingConfig:
         decode_graphs=settings.decode_graphs == "auto",
         loras=settings.lora,
         cpu_weights=settings.cpu_weights,
+        shadow_policies=_shadow_policies(settings.shadow_policies) if is_watched else (),
+        record_trace=settings.record_trace if is_watched else None,
+        record_trace_bytes=settings.record_trace_bytes,
     )
 
 
@@ -52,6 +61,20 @@ def redis_address(settings: Settings) -> RedisAddress | None:
         key_file=settings.redis_key_file,
         timeout_s=settings.redis_timeout_s,
     )
+
+
+def _shadow_policies(text: str) -> tuple[str, ...]:
+    if text == "none":
+        return ()
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ConfigError("shadow_policies", f"{text!r} is not a list of names with commas between them")
+    return tuple(dict.fromkeys(names))
+
+
+def _tier_ttls_s(settings: Settings) -> dict[str, float | None]:
+    own = {"host": settings.host_ttl_s, "disk": settings.disk_ttl_s, "redis": settings.redis_ttl_s}
+    return {tier: ttl_s for tier, ttl_s in own.items() if ttl_s != "default"}
 
 
 def _tiers(settings: Settings) -> tuple[TierSetup, ...]:

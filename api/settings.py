@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.folders import cache_folder
 from api.lora_setting import LoraFolders
-from api.quantities import format_bytes, parse_bytes
-from engine_adapter.engine.request import MAX_DURATION_S
-
-_MOST_BYTES = 2**50
+from api.quantities import format_bytes
+from api.setting_types import (
+    AutoBytes,
+    Bytes,
+    Count,
+    Dtype,
+    File,
+    Folder,
+    KVDtype,
+    ModeName,
+    Name,
+    Seconds,
+    Secret,
+    TierTimeToLive,
+    TimeToLive,
+    Token,
+    WriteMode,
+    setting,
+    tier_ttl,
+)
 
 
 def _disk_path() -> Path:
@@ -29,84 +44,36 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _read_bytes(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _not_empty(path: object) -> object:
-    if path == "":
-        raise ValueError("must name a folder")
-    return path
-
-
-def _sendable(secret: SecretStr) -> SecretStr:
-    if not re.fullmatch(r"[!-~]+", secret.get_secret_value()):
-        raise ValueError("must be visible ASCII characters alone (no space, no line end), as in a header")
-    return secret
-
-
-def _none_for(word: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: None if value == word else value)
-
-
-Bytes = Annotated[int, Field(ge=0, le=_MOST_BYTES), BeforeValidator(_read_bytes)]
-AutoBytes = Annotated[
-    Annotated[int, Field(gt=0, le=_MOST_BYTES), BeforeValidator(_read_bytes)] | None, _none_for("auto")
-]
-Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-TimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None, _none_for("never")
-]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Name = Annotated[str, Field(min_length=1)]
-Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
-File = Annotated[Path, AfterValidator(Path.expanduser)]
-Secret = Annotated[SecretStr, Field(min_length=1)]
-Token = Annotated[Secret, AfterValidator(_sendable)]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
-WriteMode = Literal["through", "back", "second-use"]
-ModeName = Literal["off", "observe", "verify", "serve"]
-
-
-def _field(group: str, default: Any, description: str, shown: str | None = None) -> Any:
-    """Declare a setting under the heading ``group``; ``shown`` is how its default reads when computed."""
-    facts: dict[str, Any] = {"group": group, "shown": shown}
-    if callable(default):
-        return Field(default_factory=default, description=description, json_schema_extra=facts)
-    return Field(default, description=description, json_schema_extra=facts, validate_default=False)
-
-
 class Settings(BaseModel):
     """The settings of one server. Sizes are in bytes, times in seconds; 0 bytes switch a tier off."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    model: Folder | None = _field(
+    model: Folder | None = setting(
         "Model", None, "Folder with the model: config.json, safetensors weights and tokenizer."
     )
-    served_model_name: Name | None = _field(
+    served_model_name: Name | None = setting(
         "Model", None, "Name that requests use for the model.", shown="the folder's name"
     )
-    device: Literal["auto", "cpu", "cuda"] = _field(
+    device: Literal["auto", "cpu", "cuda"] = setting(
         "Model", "auto", "Where to compute; auto takes a GPU when there is one."
     )
-    compute_dtype: Dtype = _field(
+    compute_dtype: Dtype = setting(
         "Model", "auto", "Number format of the model; auto is float32 on a CPU and bfloat16 on a GPU."
     )
-    kv_dtype: KVDtype = _field(
+    kv_dtype: KVDtype = setting(
         "Model",
         "auto",
         "Number format of keys and values; auto is that of the model. int8 and fp8 take half the bytes of "
         "bfloat16 and are less exact: see the page about KV forms.",
     )
-    cpu_weights: Literal["auto", "plain"] = _field(
+    cpu_weights: Literal["auto", "plain"] = setting(
         "Model",
         "auto",
         "How weights lie in memory on a CPU; auto keeps a second copy of those in bfloat16, in the order in "
         "which it multiplies: faster, and it takes their bytes again.",
     )
-    lora: LoraFolders = _field(
+    lora: LoraFolders = setting(
         "Model",
         dict,
         "LoRA adapters that requests choose by name, as NAME=DIR (a folder that PEFT saved); the flag may be "
@@ -114,137 +81,164 @@ class Settings(BaseModel):
         shown="none",
     )
 
-    host: Name = _field(
+    host: Name = setting(
         "Server", "127.0.0.1", "Address to listen on; any but a loopback address needs an api_token."
     )
-    port: Annotated[int, Field(ge=0, le=65_535)] = _field(
+    port: Annotated[int, Field(ge=0, le=65_535)] = setting(
         "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
     )
-    api_token: Token | None = _field(
+    api_token: Token | None = setting(
         "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
     )
-    max_body_bytes: Annotated[Bytes, Field(ge=1024)] = _field(
+    max_body_bytes: Annotated[Bytes, Field(ge=1024)] = setting(
         "Server", 16 * 2**20, "Largest request body; a larger one is answered with 413."
     )
-    drain_s: Seconds = _field(
+    drain_s: Seconds = setting(
         "Server", 10.0, "How long a stopping server lets running requests finish before it cancels them."
     )
-    cache_path: Folder = _field(
+    cache_path: Folder = setting(
         "Server",
         cache_folder,
         "Folder of what is kept between starts: digests of weights, and what steps and loads cost here.",
         shown="~/.cache/prefixd, or under $XDG_CACHE_HOME",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _field(
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
         "Server", "info", "Least level that is logged, on stderr; prompts and tokens never are."
     )
 
-    max_batched_tokens: Count = _field(
+    max_batched_tokens: Count = setting(
         "Scheduling", 512, "Most tokens computed in one step; long prompts are computed in chunks of it."
     )
-    max_sequences: Count = _field("Scheduling", 8, "Most requests that compute at the same time.")
-    decode_graphs: Literal["auto", "off"] = _field(
+    max_sequences: Count = setting("Scheduling", 8, "Most requests that compute at the same time.")
+    decode_graphs: Literal["auto", "off"] = setting(
         "Scheduling", "auto", "Whether a GPU replays steps that only decode as CUDA graphs, where it can."
     )
-    max_waiting: Count = _field(
+    max_waiting: Count = setting(
         "Scheduling", 256, "Most requests that wait for their turn; further ones are answered with 429."
     )
 
-    block_tokens: Annotated[int, Field(ge=1, le=1024)] = _field(
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = setting(
         "Cache", 16, "Tokens of one block, the unit of sharing and storage; another size is another cache."
     )
-    reload_policy: Name = _field(
+    reload_policy: Name = setting(
         "Cache", "measured", "Decides which blocks are loaded and which computed again, by plugin name."
     )
-    mode: ModeName = _field(
+    mode: ModeName = setting(
         "Cache",
         "serve",
         "How far lower tiers are trusted: serve loads from them; verify does, but computes and compares a "
         "share of the hits; observe stores and predicts only; off is no cache at all. Can be changed while "
         "running.",
     )
-    verify_share: Annotated[float, Field(ge=0, le=1)] = _field(
+    verify_share: Annotated[float, Field(ge=0, le=1)] = setting(
         "Cache", 0.05, "Share of the hits that mode verify computes and compares."
     )
-    default_ttl_s: TimeToLive = _field(
+    default_ttl_s: TimeToLive = setting(
         "Cache",
         86_400.0,
         "Life of a block whose request names no kv.ttl_s, counted from its last use; never for no end.",
     )
-    load_deadline_s: Seconds = _field(
+    retention: File | None = setting(
+        "Cache", None, "TOML file with rules of tenants and prefixes, which may hold secrets: see its page."
+    )
+    load_deadline_s: Seconds = setting(
         "Cache", 10.0, "Longest wait for a load; what has not come by then is computed."
     )
 
-    device_bytes: AutoBytes = _field(
+    shadow_policies: Name = setting(
+        "Learning from traffic",
+        "lru,arc,reuse",
+        "Eviction policies whose hits are estimated beside the live one's, for the host tier and a disk tier "
+        "that is written through, by names with commas between; none for none. They take 5 % of a core at "
+        "most.",
+    )
+    record_trace: File | None = setting(
+        "Learning from traffic",
+        None,
+        "File in which requests are recorded for prefixd simulate: digests of blocks, lengths, times and "
+        "hints, neither tokens nor text. What was recorded there before is put aside, with .1 behind its "
+        "name.",
+    )
+    record_trace_bytes: Annotated[Bytes, Field(ge=2**16)] = setting(
+        "Learning from traffic",
+        256 * 2**20,
+        "Most bytes of that recording and the one put aside together; at half of it a new one is begun.",
+    )
+
+    device_bytes: AutoBytes = setting(
         "Device tier",
         None,
         "Memory for blocks where the model computes; auto is 1 GiB on a CPU, and on a GPU 0.85 of "
         "what the model leaves free.",
         shown="auto",
     )
-    device_eviction: Name = _field(
+    device_eviction: Name = setting(
         "Device tier",
         "lru",
         "Which blocks go first when it is full: lru, lfu, s3fifo, arc, reuse, or a plugin's name.",
     )
 
-    host_bytes: Bytes = _field(
+    host_bytes: Bytes = setting(
         "Host tier", 2 * 2**30, "Memory of the machine for blocks; 0 for no host tier."
     )
-    host_eviction: Name = _field(
+    host_eviction: Name = setting(
         "Host tier", "lru", "Which blocks go first when it is full: see device_eviction."
     )
 
-    disk_bytes: Bytes = _field("Disk tier", 8 * 2**30, "Disk space for blocks; 0 for no disk tier.")
-    disk_path: Folder = _field(
+    host_ttl_s: TierTimeToLive = tier_ttl("Host tier")
+
+    disk_bytes: Bytes = setting("Disk tier", 8 * 2**30, "Disk space for blocks; 0 for no disk tier.")
+    disk_path: Folder = setting(
         "Disk tier",
         _disk_path,
         "Folder of the blocks; one server at a time uses it.",
         shown="~/.cache/prefixd/blocks, or under $XDG_CACHE_HOME",
     )
-    disk_write: WriteMode = _field(
+    disk_write: WriteMode = setting(
         "Disk tier",
         "through",
         "When a block is written: through at once, back when the host tier evicts it, second-use when it is "
         "wanted for the first time; without a host tier through alone.",
     )
-    disk_eviction: Name = _field(
+    disk_eviction: Name = setting(
         "Disk tier", "lru", "Which blocks go first when it is full: see device_eviction."
     )
+    disk_ttl_s: TierTimeToLive = tier_ttl("Disk tier")
 
-    redis_url: Secret | None = _field(
+    redis_url: Secret | None = setting(
         "Redis tier",
         None,
         "Redis or Valkey server for blocks, which several servers may share: redis://HOST[:PORT][/DB], "
         "rediss:// for TLS, or unix:///PATH. A secret, since it may hold a password.",
     )
-    redis_bytes: Bytes = _field(
+    redis_bytes: Bytes = setting(
         "Redis tier",
         8 * 2**30,
         "Memory there for the blocks that this server stores; 0 for no such tier. The server's own maxmemory "
         "bounds what all store together.",
     )
-    redis_username: Name | None = _field("Redis tier", None, "User to log in as; none for the default one.")
-    redis_password: Secret | None = _field("Redis tier", None, "Password to log in with.")
-    redis_ca_file: File | None = _field(
+    redis_username: Name | None = setting("Redis tier", None, "User to log in as; none for the default one.")
+    redis_password: Secret | None = setting("Redis tier", None, "Password to log in with.")
+    redis_ca_file: File | None = setting(
         "Redis tier",
         None,
         "Certificates (PEM) of authorities to trust for rediss://; none for the system's.",
     )
-    redis_cert_file: File | None = _field(
+    redis_cert_file: File | None = setting(
         "Redis tier", None, "Certificate (PEM) to show a server that asks for one."
     )
-    redis_key_file: File | None = _field("Redis tier", None, "Private key (PEM) of that certificate.")
-    redis_timeout_s: Seconds = _field(
+    redis_key_file: File | None = setting("Redis tier", None, "Private key (PEM) of that certificate.")
+    redis_timeout_s: Seconds = setting(
         "Redis tier", 2.0, "Longest wait for a connection, and for each answer of the server after that."
     )
-    redis_write: WriteMode = _field("Redis tier", "through", "When a block is written: see disk_write.")
-    redis_eviction: Name = _field(
+    redis_write: WriteMode = setting("Redis tier", "through", "When a block is written: see disk_write.")
+    redis_eviction: Name = setting(
         "Redis tier",
         "lru",
         "Which of its own blocks go first when redis_bytes are full: see device_eviction.",
     )
-    redis_codec: Name = _field(
+    redis_ttl_s: TierTimeToLive = tier_ttl("Redis tier")
+    redis_codec: Name = setting(
         "Redis tier", "zstd-planes", "Lossless form of blocks there, by plugin name; none for as they are."
     )
 

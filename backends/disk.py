@@ -15,10 +15,11 @@ from backends.disk_frames import FrameFiles
 from backends.disk_index import DiskIndex, file_bytes
 from backends.disk_journal import Entry
 from backends.disk_sweep import Sweep
+from backends.disk_turns import Turns
 from kvstore.errors import BackendError, FrameError, OutOfSpaceError
 from kvstore.frame import Header, identify
 from kvstore.namespace import MOST_MANIFEST_BYTES
-from kvstore.seams import BackendStats
+from kvstore.seams import BackendStats, HeaderChange
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +62,7 @@ class DiskBackend:
         except OSError:
             self._folder.unlock()
             raise
+        self._turns = Turns()
         self._sweep = Sweep(self._folder, self._index)
         self._calls = _Calls()
 
@@ -71,7 +73,9 @@ class DiskBackend:
             if entry is None or entry.payload_bytes > len(payload):
                 return None
             try:
-                is_whole = self._files.read(self._folder.block(key), header, payload[: entry.payload_bytes])
+                with self._turns.reading(key):
+                    path, out = self._folder.block(key), payload[: entry.payload_bytes]
+                    is_whole = self._files.read(path, header, out)
             except FileNotFoundError:
                 self._index.missing(key, entry)
                 return None
@@ -91,6 +95,29 @@ class DiskBackend:
                 self._abandon(temporary, key)
                 raise
             self._index.add(key, Entry(bytes(header), len(payload)))
+
+    @_reporting("amend")
+    def amend(self, key: bytes, change: HeaderChange) -> bool:
+        """Rewrite the file's header, then the journal's: a crash between them leaves the older end there."""
+        with self._calls as is_open:
+            entry = self._index.entry(key) if is_open else None
+            if entry is None:
+                return False
+
+            def amended(packed: bytes) -> bytes | None:
+                with suppress(FrameError):
+                    header = Header.unpack(packed)
+                    if (header.key, header.stored_bytes) == (key, entry.payload_bytes):
+                        return change(header).pack()
+                return None
+
+            try:
+                with self._turns.rewriting(key):
+                    header = self._files.rewrite_header(self._folder.block(key), amended)
+            except FileNotFoundError:
+                self._index.missing(key, entry)
+                return False
+            return header is not None and self._index.amend(key, entry, header)
 
     @_reporting("delete")
     def delete(self, key: bytes) -> None:

@@ -17,7 +17,7 @@ import errno
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,6 +78,26 @@ class FrameFiles:
                 header[:] = scratch.page[:HEADER_BYTES]
                 rest[:] = spare[: len(rest)]
             return True
+        finally:
+            os.close(descriptor)
+
+    def rewrite_header(self, path: str, change: Callable[[bytes], bytes | None]) -> bytes | None:
+        """Put what ``change`` makes of a file's header in its place, and return it; ``None``: it stays.
+
+        Raises ``OSError``. Nobody may read the file meanwhile.
+        """
+        descriptor = os.open(path, os.O_RDWR | self._flags)
+        try:
+            with self._scratch() as scratch:
+                if os.preadv(descriptor, [scratch.page], 0) != PAGE_BYTES:
+                    return None
+                before = bytes(scratch.page[:HEADER_BYTES])
+                after = change(before)
+                if after is not None and after != before:
+                    scratch.page[:HEADER_BYTES] = after
+                    if os.pwritev(descriptor, [scratch.page], 0) != PAGE_BYTES:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return after
         finally:
             os.close(descriptor)
 

@@ -66,6 +66,11 @@ class DiskIndex:
                 self._present.move_to_end(key)
             return entry
 
+    def entry(self, key: bytes) -> Entry | None:
+        """Return what is present under ``key``, or ``None``; no use of it."""
+        with self._lock:
+            return self._present.get(key)
+
     def is_known(self, key: bytes) -> bool:
         """Tell whether ``key`` is arriving, present or leaving."""
         with self._lock:
@@ -91,6 +96,18 @@ class DiskIndex:
                 return False
             self._charge(key, entry)
             self._present.move_to_end(key, last=False)
+        self._write_queue()
+        return True
+
+    def amend(self, key: bytes, entry: Entry, header: bytes) -> bool:
+        """Note that the file of ``entry`` has another header now; ``False``: it is another file by now."""
+        with self._lock:
+            if self._present.get(key) is not entry:
+                return False
+            if header != entry.header:
+                self._present[key] = Entry(header, entry.payload_bytes)
+                self._queue.append(put_record(key, self._present[key]))
+                self._num_dead_records += 1
         self._write_queue()
         return True
 

@@ -17,7 +17,7 @@ from enum import Enum
 from threading import Lock
 
 from backends.wrapper import Wrapper
-from kvstore.seams import Backend, Streaming, Want
+from kvstore.seams import Amending, Backend, HeaderChange, Streaming, Want
 
 
 class Operation(Enum):
@@ -26,11 +26,15 @@ class Operation(Enum):
     GET = "get"
     PUT = "put"
     DELETE = "delete"
+    AMEND = "amend"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call that a fault replaces. A delete has empty buffers; only a get's answer counts."""
+    """One call that a fault replaces. A delete or amendment has empty buffers; only a get's answer counts.
+
+    A fault takes the place of an amendment by what it raises; one that proceeds lets it happen.
+    """
 
     backend: Backend
     operation: Operation
@@ -44,7 +48,7 @@ class Call:
             return self.backend.get_into(self.key, self.header, self.payload)
         if self.operation is Operation.PUT:
             self.backend.put(self.key, self.header, self.payload)
-        else:
+        elif self.operation is Operation.DELETE:
             self.backend.delete(self.key)
         return None
 
@@ -166,6 +170,10 @@ class Faulty(Wrapper):
 
     def delete(self, key: bytes) -> None:
         self._play(Call(self._backend, Operation.DELETE, key, memoryview(b""), memoryview(b"")))
+
+    def _amend(self, backend: Amending, key: bytes, change: HeaderChange) -> bool:
+        self._play(Call(self._backend, Operation.AMEND, key, memoryview(b""), memoryview(b"")))
+        return super()._amend(backend, key, change)
 
     def _play(self, call: Call) -> int | None:
         fault = self._next_fault(call.operation)

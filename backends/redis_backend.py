@@ -10,6 +10,7 @@ from threading import Lock
 
 from backends import redis_layout as layout
 from backends.redis_address import RedisAddress
+from backends.redis_amend import amend
 from backends.redis_connections import Connections
 from backends.redis_errors import ProtocolError, RefusedError, ours
 from backends.redis_facts import server_facts
@@ -18,7 +19,7 @@ from backends.redis_wire import Wire
 from kvstore.clock import Clock
 from kvstore.errors import BackendError, FrameError
 from kvstore.frame import HEADER_BYTES, Header
-from kvstore.seams import BackendStats, Want
+from kvstore.seams import BackendStats, HeaderChange, Want
 
 _WINDOW_BYTES = 4 << 20
 _WINDOW_BLOCKS = 256
@@ -100,6 +101,10 @@ class RedisBackend:
         with suppress(BackendError):
             self.delete(key)
         raise ours("put", refusal)
+
+    def amend(self, key: bytes, change: HeaderChange) -> bool:
+        with self._connections.lend("amend") as wire:
+            return amend(wire, key, change)
 
     def delete(self, key: bytes) -> None:
         with self._connections.lend("delete") as wire:
@@ -207,7 +212,7 @@ class _Written:
     def note_size(self, payload_bytes: int) -> None:
         """Remember that blocks may be as large as that."""
         count = layout.num_parts(payload_bytes)
-        if count > self._most_parts:
+        if self._most_parts < count <= layout.MOST_PARTS:
             with self._lock:
                 self._most_parts = max(self._most_parts, count)
 

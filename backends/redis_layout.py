@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from backends.redis_wire import Piece
-from kvstore.frame import FRAME_VERSION, HEADER_BYTES
+from kvstore.frame import FRAME_VERSION, HEADER_BYTES, Header
 
 PART_BYTES = 1 << 20
+MOST_PARTS = 4096
+"""No block has more; a header that a stranger wrote may claim anything."""
 MANIFESTS = b"prefixd:%d:namespaces" % FRAME_VERSION
 """A hash of all manifests, so that they are found without walking through the blocks."""
 
@@ -73,6 +75,25 @@ def store(key: bytes, header: memoryview, payload: memoryview, raw_bytes: int, a
     pieces += _set(header_name(key), header, expiry)
     pieces.append(command(b"EXEC"))
     return pieces
+
+
+def watch_header(key: bytes) -> bytes:
+    """Return the commands that read a header to be rewritten, unless it changes meanwhile."""
+    name = header_name(key)
+    return command(b"WATCH", name) + command(b"GET", name)
+
+
+def amend(header: Header) -> tuple[list[Piece], int]:
+    """Return commands that rewrite a watched header, and how many replies come.
+
+    All parts expire with it, at the end that it names. It is written last.
+    """
+    at_ms = header.expiry.at_ms
+    expiry = (b"PXAT", b"%d" % at_ms) if at_ms else ()
+    names = [part_name(header.key, number) for number in range(num_parts(header.stored_bytes))]
+    last = [command(b"PEXPIREAT", name, expiry[1]) if expiry else command(b"PERSIST", name) for name in names]
+    rewritten = _set(header_name(header.key), memoryview(header.pack()), expiry)
+    return [command(b"MULTI"), *last, *rewritten, command(b"EXEC")], len(names) + 3
 
 
 def num_replies(payload_bytes: int, raw_bytes: int) -> int:

@@ -10,7 +10,7 @@ from backends.wrapper import Wrapper, each_of
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
 from kvstore.frame import HEADER_BYTES, Header
-from kvstore.seams import Backend, BackendStats, SharedMedium, Want
+from kvstore.seams import Amending, Backend, BackendStats, HeaderChange, SharedMedium, Want
 
 
 class Throttled(Wrapper):
@@ -72,6 +72,10 @@ class Throttled(Wrapper):
     def put(self, key: bytes, header: memoryview, payload: memoryview) -> None:
         self._wait_until(self._arrival_s(self._now_s(), len(payload)))
         self._backend.put(key, header, payload)
+
+    def _amend(self, backend: Amending, key: bytes, change: HeaderChange) -> bool:
+        self._wait_until(self._arrival_s(self._now_s(), 0))
+        return super()._amend(backend, key, change)
 
     def stats(self) -> BackendStats:
         inner = super().stats()

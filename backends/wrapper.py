@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from kvstore.frame import Header
-from kvstore.seams import Backend, BackendStats, Streaming, Want
+from kvstore.seams import Amending, Backend, BackendStats, HeaderChange, Streaming, Want
 
 
 class Wrapper:
     """``backend`` for all that a wrapper leaves as it is.
 
-    What a backend can do beyond ``Backend`` is hidden: a wrapped one neither lends nor discovers.
+    What a backend can do beyond ``Backend`` is hidden: a wrapped one neither lends nor discovers. It rewrites
+    headers if ``backend`` does.
     """
+
+    amend: Callable[[bytes, HeaderChange], bool]
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        if isinstance(backend, Amending):
+            self.amend = partial(self._amend, backend)
+
+    def _amend(self, backend: Amending, key: bytes, change: HeaderChange) -> bool:
+        return backend.amend(key, change)
 
     def delete(self, key: bytes) -> None:
         self._backend.delete(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +27,13 @@ from engine_adapter.engine.request import Mode
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.serving_config import ServingConfig
 from engine_adapter.tiers import HOST, Parts, open_store
+from engine_adapter.watching import Watching, shadow_tiers, trace_file
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 from kvstore.store import TieredStore
 from kvstore.tier import DEVICE
+from kvstore.upkeep import Pinned
 from policies.admission import WorthLoading, whole_blocks_that_fit
 from policies.builtin import register_builtin as register_policies
 from policies.planning import ReloadPolicy
@@ -41,6 +43,7 @@ _log = logging.getLogger(__name__)
 _DEFAULT_CPU_POOL_BYTES = 1 << 30
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.85
 _STORE_CLOSE_S = 10.0
+_PIN_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Serving:
     degraded: Mapping[str, str]
     keep_costs: Callable[[], None]
     """Writes down what was learnt of costs; for when the engine is closed."""
+    watching: Watching
+    """What learns from what is served."""
 
     def clear(self, tier: str) -> None:
         """Drop all blocks of ``tier`` that nobody uses. Blocks for a step of the engine at most.
@@ -65,10 +70,45 @@ class Serving:
         else:
             self.store.clear(tier)
 
+    def pin(
+        self,
+        prompt_ids: Sequence[int],
+        salt: str = "",
+        lora: str | None = None,
+        *,
+        for_s: float | None = None,
+        until_s: float | None = None,
+        tiers: Sequence[str] | None = None,
+    ) -> Pinned:
+        """Pin what tiers have of a prompt's whole blocks; see ``TieredStore.pin``.
+
+        Shared media are asked first, and what was just computed is written, which blocks for some seconds at
+        most. Raises what ``TieredStore.pin`` and, for a prompt, ``Engine.submit`` raise, or ``ConfigError``
+        for a prompt shorter than a block.
+        """
+        keys = self.engine.prefix_keys(prompt_ids, salt, lora)
+        if not keys:
+            block_tokens = self.model_facts.kv_shape.block_tokens
+            raise ConfigError("prompt", f"is shorter than a block of {block_tokens} tokens")
+        self.engine.flush(_PIN_WAIT_S)
+        return self.store.pin(keys, for_s=for_s, until_s=until_s, tiers=tiers)
+
+    def unpin(
+        self,
+        prompt_ids: Sequence[int],
+        salt: str = "",
+        lora: str | None = None,
+        *,
+        tiers: Sequence[str] | None = None,
+    ) -> int:
+        """Let a prompt's blocks be ordinary again; see ``TieredStore.unpin``."""
+        return self.store.unpin(self.engine.prefix_keys(prompt_ids, salt, lora), tiers)
+
     def close(self) -> None:
         """End all requests, write what is queued and close the tiers; bounded in time."""
         if self.engine.close(_STORE_CLOSE_S):
             self.keep_costs()
+        self.watching.close()
         self.store.close(_STORE_CLOSE_S)
 
 
@@ -80,7 +120,8 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     """
     registry = registry or builtin_registry()
     registry.get(Kind.RELOAD, config.reload_policy)  # before the model is read, which takes long
-    registry.get(Kind.EVICTION, config.device_eviction)
+    for name in (config.device_eviction, *config.shadow_policies):
+        registry.get(Kind.EVICTION, name)
     model = load_model(
         config.model,
         block_tokens=config.block_tokens,
@@ -117,9 +158,12 @@ def assemble_around(
     costs = CostBook(
         model.kv_shape.block_bytes, _memory_tier(config), cost_file.read(), config.max_batched_tokens
     )
+    recording = trace_file(config)
     # The store comes last of what may fail: it takes the disk tier's folder.
     admission = WorthLoading(costs.is_never_faster) if policy.weighs_costs else whole_blocks_that_fit
-    opened = open_store(config, model, pool_bytes, Parts(registry, clock, costs, admission))
+    retention = config.retention.resolved(model, tokenizer)
+    parts = Parts(registry, clock, costs, admission, retention)
+    opened = open_store(config, model, pool_bytes, parts)
     store = opened.store
     pool = DevicePool(
         model.kv_shape,
@@ -139,8 +183,13 @@ def assemble_around(
         measure_steps(runner, pool, costs, clock, config.max_batched_tokens, is_compiled=is_compiled)
     measure_copy(pool, opened.arena, costs, clock)
     named = NamedPolicy(config.reload_policy, policy)
-    engine = Engine(model, tokenizer, pool, runner, store, named, costs, engine_config, clock)
-    return Serving(engine, store, tokenizer, model, opened.degraded, lambda: cost_file.write(costs.known()))
+    watching = Watching(recording, shadow_tiers(config, registry, opened.capacities))
+    engine = Engine(
+        model, tokenizer, pool, runner, store, named, costs, engine_config, clock, watching.subscribers
+    )
+    return Serving(
+        engine, store, tokenizer, model, opened.degraded, lambda: cost_file.write(costs.known()), watching
+    )
 
 
 def builtin_registry() -> Registry:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_adapter.engine.costs import KnownCosts
+from kvstore.errors import ConfigError
 from policies.cost_model import Work
 from policies.lines import LineState
 from policies.steps import Step
@@ -71,6 +72,14 @@ class CostFile:
             _log.warning("costs cannot be kept in %s: %s", self._path.parent, error.strerror)
             with suppress(OSError):
                 temporary.unlink()
+
+
+def costs_in(path: Path) -> KnownCosts:
+    """Return what the file at ``path`` keeps. Raises ``ConfigError`` where that is nothing."""
+    _, _, known = _read(path)
+    if known == KnownCosts():
+        raise ConfigError("costs", f"{path} is no file of costs, as a server keeps them in its cache_path")
+    return known
 
 
 def costs_of_this_machine(folder: Path) -> list[tuple[str, KnownCosts]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends.redis_address import RedisAddress
+from engine_adapter.retaining import RetentionPlan
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class ServingConfig:
     """Everything ``assemble`` needs. ``tiers`` are fastest first; ``auto`` formats follow the device.
 
     ``device_bytes`` is the device pool's budget, ``None`` for one that suits the device;
-    ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end;
+    ``default_ttl_s`` the life of a block whose request names none, ``None`` for no end, ``tier_ttls_s``
+    others by the tier's name, ``retention`` rules of tenants and prefixes;
     ``weight_digests`` a file that remembers digests of weights between starts, ``cost_folder`` keeps
     what steps and loads were found to cost; ``mode`` is a ``Mode``; ``loras`` are folders of LoRA
     adapters, by name; ``cpu_weights`` is ``auto`` or ``plain``; without ``decode_graphs`` each step is
-    launched kernel by kernel.
+    launched kernel by kernel; ``shadow_policies`` are estimated beside the live one of each tier;
+    ``record_trace`` is the file in which requests are recorded, of ``record_trace_bytes`` at most.
     """
 
     model: Path
@@ -64,3 +67,8 @@ class ServingConfig:
     decode_graphs: bool = True
     loras: Mapping[str, Path] = field(default_factory=dict)
     cpu_weights: str = "auto"
+    tier_ttls_s: Mapping[str, float | None] = field(default_factory=dict)
+    retention: RetentionPlan = field(default_factory=RetentionPlan)
+    shadow_policies: tuple[str, ...] = ()
+    record_trace: Path | None = None
+    record_trace_bytes: int = 1 << 28

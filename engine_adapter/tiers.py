@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backends.pagelock import cuda_page_locker
 from engine_adapter.calibrate import measure_tiers
 from engine_adapter.engine.costs import MOST_BLOCKS_ON_WAY, CostBook
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.verifying import MOST_WITNESSES
+from engine_adapter.retaining import without_absent
 from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
 from kvstore.errors import BackendError
 from kvstore.registry import Kind, Registry
+from kvstore.retention import Retention
 from kvstore.seams import Admission
 from kvstore.store import DeviceTier, StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
@@ -34,14 +36,16 @@ class Parts:
     clock: Clock
     costs: CostBook
     admission: Admission
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True)
 class OpenStore:
-    """A store, its arena, and why tiers that it runs without could not be opened."""
+    """A store, its arena, how many blocks each tier holds, and why those not there could not be opened."""
 
     store: TieredStore
     arena: Arena
+    capacities: Mapping[str, int]
     degraded: Mapping[str, str]
 
 
@@ -64,20 +68,29 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
         except BackendError as error:
             degraded[setup.name] = f"runs without this tier: {error.reason}"
     _measure_unknown(specs, arena, block_bytes, parts)
+    names = {spec.config.name for spec in specs}
+    store_config = StoreConfig(
+        default_ttl_s=config.default_ttl_s,
+        tier_ttls_s={tier: ttl_s for tier, ttl_s in config.tier_ttls_s.items() if tier in names},
+        retention=without_absent(parts.retention, names),
+    )
     store = TieredStore(
         specs,
         arena,
-        StoreConfig(default_ttl_s=config.default_ttl_s),
+        store_config,
         parts.clock,
         DeviceTier(pool_bytes, block_bytes),
         on_transfer=parts.costs.note_transfer,
     )
-    return OpenStore(store, arena, degraded)
+    capacities = {
+        spec.config.name: spec.config.budget_bytes // spec.backend.footprint(block_bytes) for spec in specs
+    }
+    return OpenStore(store, arena, capacities, degraded)
 
 
 def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) -> TierSpec:
     tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
-    policy = parts.registry.get(Kind.EVICTION, setup.eviction)()
+    make_policy = parts.registry.get(Kind.EVICTION, setup.eviction)
     codec = parts.registry.get(Kind.CODEC, setup.codec)(item_bytes=item_bytes) if setup.codec else None
     options: dict[str, object] = {"path": setup.path}
     if setup.name == HOST:
@@ -85,7 +98,7 @@ def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) ->
     elif setup.address:
         options = {"address": setup.address, "clock": parts.clock}
     backend = parts.registry.get(Kind.BACKEND, setup.name)(**options)
-    return TierSpec(tier_config, backend, policy, parts.admission, codec)
+    return TierSpec(tier_config, backend, make_policy(), parts.admission, codec, make_policy)
 
 
 def _measure_unknown(specs: list[TierSpec], arena: Arena, block_bytes: int, parts: Parts) -> None:

@@ -14,6 +14,7 @@
     ├── StoreClosedError       the store was closed
     ├── EngineClosedError      the engine was closed, or its thread has ended
     ├── ModelRefusedError      a model or adapter that cannot be served, with the reason
+    ├── PinBudgetError         more is to be pinned than may be
     ├── RequestError           a request that cannot be served as asked
     │   ├── PromptTooLongError
     │   └── UnknownModelError
@@ -117,6 +118,19 @@ class ModelRefusedError(PrefixdError):
         super().__init__(f"{model}: {reason}")
         self.model = model
         self.reason = reason
+
+
+class PinBudgetError(PrefixdError):
+    """``wanted_bytes`` are to be pinned where ``left_bytes`` are left of ``bound``; nothing was pinned."""
+
+    def __init__(self, bound: str, wanted_bytes: int, left_bytes: int) -> None:
+        super().__init__(
+            f"{wanted_bytes} bytes to pin exceed the {left_bytes} that are left of {bound}: "
+            "unpin something, pin less, or raise the bound"
+        )
+        self.bound = bound
+        self.wanted_bytes = wanted_bytes
+        self.left_bytes = left_bytes
 
 
 class RequestError(PrefixdError):

@@ -164,7 +164,8 @@ class Flights:
     def _arrived(self, flight: _Flight, arrival: Arrival) -> None:
         """End one load by how its block arrived."""
         tier, key = flight.tier, flight.record.key
-        if arrival.outcome is Read.DONE and not self._index.is_quarantined(key):
+        is_over = flight.record.hard_ms <= self._clock.wall_ms()
+        if arrival.outcome is Read.DONE and not is_over and not self._index.is_quarantined(key):
             self._report(flight, arrival)
             self._finish(flight, flight.slot)
             return
@@ -209,7 +210,7 @@ class Flights:
     def _keep(self, flight: _Flight, slot: Slot) -> OnDone:
         """Promote what was loaded if memory has room; returns how its bytes are given back."""
         record, memory = flight.record, self._placement.memory
-        if memory is None or not memory.admits(record.block_tokens, record):
+        if memory is None or not self._is_wanted_in(memory, record):
             return lambda: self._give_back(record, slot)
         room = self._placement.make_room(memory, record)
         if flight.landed.checksum is None and self._audit.selects(record.key):
@@ -220,6 +221,10 @@ class Flights:
         memory.counters.add(Count.PROMOTIONS)
         self._index.unhold([record])
         return kept.give_back
+
+    def _is_wanted_in(self, memory: Tier, record: Record) -> bool:
+        has_ended = self._index.has_ended(memory.bit, record, self._clock.wall_ms())
+        return not has_ended and memory.admits(record.block_tokens, record)
 
     def _give_back(self, record: Record, slot: Slot) -> None:
         slot.free()

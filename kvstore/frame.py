@@ -18,7 +18,8 @@ Little-endian, 192 bytes, the last 8 of them the xxh3 of those before::
         64     16  namespace digest
         80     16  key
         96     16  parent key, padded with zeros
-       112     72  reserved, zero
+       112      8  pinned until, epoch milliseconds (0: not pinned)
+       120     64  reserved, zero
        184      8  xxh3-64 of bytes 0 to 183
 """
 
@@ -37,7 +38,7 @@ NEVER_MS = 0
 RAW_CODEC = 0
 
 _MAGIC = b"PFXD"
-_FIELDS = struct.Struct("<4sHBBIIQQQQQQ16s16s16s72x")
+_FIELDS = struct.Struct("<4sHBBIIQQQQQQ16s16s16sQ64x")
 _SEAL = struct.Struct("<Q")
 # A piece stays in the processor's cache between being copied and being hashed.
 _PIECE_BYTES = 256 * 1024
@@ -76,6 +77,7 @@ class Header:
     checksum: int
     codec: int = RAW_CODEC
     parts: int = 1
+    pinned_ms: int = 0
     version: int = FRAME_VERSION
 
     @property
@@ -101,6 +103,7 @@ class Header:
             self.namespace,
             self.key,
             self.parent,
+            self.pinned_ms,
         )
         return body + _SEAL.pack(xxh3_64_intdigest(body))
 
@@ -120,10 +123,10 @@ class Header:
             raise UnknownFormError(f"frame version {version}, this is version {FRAME_VERSION}")
         if _SEAL.unpack(data[HEADER_BYTES - _SEAL.size : HEADER_BYTES])[0] != xxh3_64_intdigest(body):
             raise FrameError("the header's checksum does not match")
-        stored, raw, created, soft, hard, checksum, namespace, key, parent = rest
+        stored, raw, created, soft, hard, checksum, namespace, key, parent, pinned = rest
         return cls(
             namespace, key, parent[:parent_bytes], block_tokens, stored, raw, created,
-            Expiry(soft, hard), checksum, codec, parts,
+            Expiry(soft, hard), checksum, codec, parts, pinned,
         )  # fmt: skip
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from kvstore.absences import Absences, Cause
+from kvstore.defaults import Defaults
 from kvstore.errors import InvariantError
-from kvstore.ledger import Ledger, Room
-from kvstore.record import UNKNOWN_MS, Record
+from kvstore.hints import Hint
+from kvstore.ledger import Ledger
+from kvstore.making_room import Room
+from kvstore.record import Record
 from kvstore.residents import Residents
+from kvstore.spared import Spared
+from kvstore.tenants import Tenants
 
 
 class ResidencyIndex(Residents):
@@ -19,22 +24,41 @@ class ResidencyIndex(Residents):
     holds (the device pool).
     """
 
-    def __init__(self, ledgers: Sequence[Ledger | None], absences: Absences) -> None:
-        super().__init__(absences)
+    def __init__(
+        self,
+        ledgers: Sequence[Ledger | None],
+        absences: Absences,
+        wall_ms: Callable[[], int],
+        tenants: Tenants,
+        defaults: Defaults,
+    ) -> None:
+        super().__init__(absences, defaults, tenants)
         self._ledgers = tuple(ledgers)
+        self._tenants = tenants
+        self._wall_ms = wall_ms
         self._now_s = -inf
+        self.spared = Spared()
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
-        ledgers = [(1 << bit, ledger.policy) for bit, ledger in enumerate(self._ledgers) if ledger]
+        ledgers = [(1 << bit, ledger) for bit, ledger in enumerate(self._ledgers) if ledger]
         with self._lock:
             now_s = self._time(now_s)
             for record in reversed(records):
-                for mask, policy in ledgers:
+                for mask, ledger in ledgers:
                     if record.tiers & mask:
-                        policy.touch(record.key, now_s)
+                        ledger.touch(record.key, now_s)
 
-    def reserve(self, bit: int, key: bytes, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
+    def hears(self, bit: int) -> bool:
+        """Say whether a tier's policy takes hints."""
+        return self._ledger(bit).hears
+
+    def hear(self, bit: int, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to a tier's policy."""
+        with self._lock:
+            self._ledger(bit).hear(keys, hint, self._time(now_s))
+
+    def reserve(self, bit: int, facts: Record, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``: none, or not wanted.
 
         The victims are out of the index when this returns; the caller deletes them from the
@@ -42,10 +66,18 @@ class ResidencyIndex(Residents):
         """
         ledger = self._ledger(bit)
         with self._lock:
-            if key in self._absences.quarantined:
+            if facts.key in self._absences.quarantined:
                 return None
-            room = ledger.reserve(key, footprint_bytes, self._is_held)
+            self._end_pins(ledger)
+
+            def reserve(is_kept: Callable[[bytes], bool]) -> Room | None:
+                return ledger.reserve(facts.key, footprint_bytes, is_kept, facts.namespace)
+
+            room = self.spared.choose(reserve, self._is_held)
+            while room is None and self._end_pins(ledger):
+                room = self.spared.choose(reserve, self._is_held)
             if room is None:
+                ledger.note_refusal(facts.key, footprint_bytes, facts.namespace)
                 return None
             victims = [self._clear_bit(victim, bit, Cause.EVICTED) for victim in room.victims]
         return room, victims
@@ -54,17 +86,30 @@ class ResidencyIndex(Residents):
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            victim = next(iter(ledger.policy.victims(self._is_held)), None)
+            victim = self.spared.choose(ledger.next_victim, self._is_held)
+            while victim is None and self._end_pins(ledger):
+                victim = self.spared.choose(ledger.next_victim, self._is_held)
             if victim is None:
                 return None
             ledger.begin_removal(victim)
             return self._clear_bit(victim, bit, Cause.EVICTED)
 
+    def is_over(self, bit: int, key: bytes, now_ms: int) -> bool:
+        """Say whether a tier is to let go of a block whose time is over there."""
+        record = self._records.get(key)
+        if record is None:
+            return False
+        with self._lock:
+            self._is_alive(record, now_ms)
+            return bool(record.over >> bit & 1)
+
     def is_moving(self, bit: int, key: bytes) -> bool:
-        """Say whether a block is on its way into or out of a tier."""
+        """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""
         ledger = self._ledger(bit)
         with self._lock:
-            return key in ledger.arriving or key in ledger.leaving
+            record = self._records.get(key)
+            is_over = record is not None and record.over >> bit & 1 > 0
+            return is_over or key in ledger.arriving or key in ledger.leaving
 
     def cancel(self, bit: int, room: Room) -> None:
         """Give a reservation back."""
@@ -94,9 +139,10 @@ class ResidencyIndex(Residents):
                 return True
             if self._absences.keeps_out(facts.key, facts.parent):
                 return False
-            if ledger.used_bytes + footprint_bytes > ledger.budget_bytes:
+            self._tenants.met(facts.namespace)
+            if not ledger.has_room(footprint_bytes, facts.namespace):
                 return False
-            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s))
+            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s), namespace=facts.namespace)
             self._entered(bit, facts)
             return True
 
@@ -110,19 +156,23 @@ class ResidencyIndex(Residents):
         with self._lock:
             if facts.key in ledger.held:
                 record = self._records[facts.key]
-                record.extend(facts.soft_ms)
+                self._lives.complete(record, facts)
                 if not record.tiers >> bit & 1:  # what lay there before could not be read
                     ledger.forget(facts.key)
                     self._clear_bit(facts.key, bit, Cause.EVICTED)
             if ledger.knows(facts.key) or self._absences.keeps_out(facts.key, facts.parent):
                 return False
-            victims = ledger.their_victims(footprint_bytes, self._is_held)
+            self._tenants.met(facts.namespace)
+            victims = ledger.their_victims(footprint_bytes, self._is_held, facts.namespace)
             if victims is None:
                 return None
             for victim in victims:
                 ledger.forget(victim)
                 self._clear_bit(victim, bit, Cause.EVICTED)
-            ledger.add(facts.key, facts.parent, footprint_bytes, self._time(now_s), is_theirs=True)
+            ledger.add(
+                facts.key, facts.parent, footprint_bytes, self._time(now_s), namespace=facts.namespace,
+                is_theirs=True,
+            )  # fmt: skip
             self._entered(bit, facts)
             return True
 
@@ -149,17 +199,25 @@ class ResidencyIndex(Residents):
                 record.tiers &= ~(1 << bit)
                 record.unreadable |= 1 << bit
 
-    def report(self, bit: int, key: bytes, parent: bytes) -> None:
+    def report(self, bit: int, key: bytes, parent: bytes, namespace: bytes, now_ms: int) -> None:
         """Note that a tier that keeps its own books now holds this block."""
+        facts = Record(key, parent, namespace, created_ms=now_ms)
         with self._lock:
-            self._entered(bit, Record(key, parent, soft_ms=UNKNOWN_MS))
+            if (record := self._records.get(key)) is not None:
+                self._is_alive(record, now_ms)
+            self._entered(bit, facts)
 
     def unreport(self, bit: int, key: bytes, now_ms: int) -> None:
         """Note that a tier that keeps its own books no longer holds this block."""
         with self._lock:
             record = self._records.get(key)
-            if record is not None and record.tiers >> bit & 1:
-                self._clear_bit(key, bit, Cause.EXPIRED if record.is_expired(now_ms) else Cause.EVICTED)
+            if record is None:
+                return
+            self._is_alive(record, now_ms)
+            if record.over >> bit & 1:
+                self._clear_bit(key, bit, Cause.EXPIRED)
+            elif record.tiers >> bit & 1:
+                self._clear_bit(key, bit, Cause.EVICTED)
 
     def begin_removal(self, bit: int, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
         """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.
@@ -224,6 +282,12 @@ class ResidencyIndex(Residents):
                 marked = {key for key, record in self._records.items() if record.charged >> bit & 1}
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
+
+    def _end_pins(self, ledger: Ledger, limit: int = 16) -> int:
+        """Let up to ``limit`` blocks be ordinary whose pins are over; returns how many it were."""
+        if not ledger.pins.pins:
+            return 0
+        return ledger.end_pins(self._wall_ms(), self._now_s, limit)
 
     def _ledger(self, bit: int) -> Ledger:
         ledger = self._ledgers[bit]

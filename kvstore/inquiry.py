@@ -9,7 +9,7 @@ from threading import Condition
 from kvstore.absences import Cause
 from kvstore.clock import Clock
 from kvstore.frame import Header
-from kvstore.index import ResidencyIndex
+from kvstore.keeping import KeepingIndex
 from kvstore.loading import OnDone
 from kvstore.placement import Placement
 from kvstore.record import record_of
@@ -72,7 +72,7 @@ class Inquiries:
     """Asks the tiers on shared media, and enters what they answer into the index. Thread-safe."""
 
     def __init__(
-        self, tiers: Sequence[Tier], index: ResidencyIndex, placement: Placement, clock: Clock
+        self, tiers: Sequence[Tier], index: KeepingIndex, placement: Placement, clock: Clock
     ) -> None:
         self._tiers = tuple(tier for tier in tiers if isinstance(tier, SharedTier))
         self._index = index
@@ -158,7 +158,7 @@ class Inquiries:
             if entered is None:
                 return headers[number:]
             if entered:
-                tier.counters.add(Count.FOUND_BLOCKS)
+                self._found(tier, header)
         return ()
 
     def _enter_behind(self, tier: SharedTier, headers: Sequence[Header]) -> None:
@@ -167,11 +167,15 @@ class Inquiries:
             facts, now_ms = record_of(header), self._clock.wall_ms()
             if tier.pool.is_closing:
                 return
-            is_late = facts.is_expired(now_ms)
+            is_late = not _is_alive(header, now_ms)
             room = None if is_late else self._placement.make_room(tier, facts, header.stored_bytes)
             if room is not None:
                 self._index.settle(tier.bit, room, facts, self._clock.monotonic_s(), is_theirs=True)
-                tier.counters.add(Count.FOUND_BLOCKS)
+                self._found(tier, header)
+
+    def _found(self, tier: SharedTier, header: Header) -> None:
+        tier.counters.add(Count.FOUND_BLOCKS)
+        self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
 
 
 def _is_alive(header: Header, now_ms: int) -> bool:

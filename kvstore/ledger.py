@@ -1,110 +1,127 @@
-"""The books of one tier: which blocks it holds, what they occupy, and who goes when room is needed."""
+"""What happens to the books of a tier: blocks arrive and leave, and who goes when room is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from kvstore.errors import InvariantError
-from kvstore.seams import EvictionPolicy
+from kvstore.books import Books
+from kvstore.hints import Hint
+from kvstore.making_room import Room, RoomMaker
+from kvstore.pins import Pin
+from kvstore.quotas import Groups
+from kvstore.seams import EvictionPolicy, Hearing
 
-
-class Room(NamedTuple):
-    """Bytes set aside in a tier for one block; ``victims`` must be deleted before they are used."""
-
-    key: bytes
-    footprint_bytes: int
-    victims: tuple[bytes, ...]
+IsInUse = Callable[[bytes], bool]
 
 
 @dataclass
-class Ledger:
-    """Bytes by state; their sum never exceeds ``budget_bytes``. Not thread-safe.
+class Ledger(Books):
+    """The books of a tier and what changes them. Not thread-safe."""
 
-    A block is *arriving* while its bytes are written, *held* once it is visible, and *leaving*
-    until its deletion has been confirmed (*stuck* when an attempt failed). The newcomer is *heir* to
-    the bytes of its victims, because its writer deletes them first: they count only for it.
-    *Theirs* are blocks that others stored on a medium that is shared; they count like any.
-    """
+    def touch(self, key: bytes, now_s: float) -> None:
+        """Note a use of ``key``."""
+        self.policy.touch(key, now_s)
+        if self.quotas.members:
+            for group in self.quotas.members.get(key, ()):
+                group.policy.touch(key, now_s)
 
-    budget_bytes: int
-    policy: EvictionPolicy
-    held: dict[bytes, int] = field(default_factory=dict)
-    arriving: dict[bytes, Room] = field(default_factory=dict)
-    leaving: dict[bytes, int] = field(default_factory=dict)
-    heirs: dict[bytes, Room] = field(default_factory=dict)
-    stuck: set[bytes] = field(default_factory=set)
-    theirs: set[bytes] = field(default_factory=set)
-    held_bytes: int = 0
-    arriving_bytes: int = 0
-    leaving_bytes: int = 0
+    def policies_of(self, key: bytes) -> Iterator[EvictionPolicy]:
+        """Yield the orders in which ``key`` stands, unless it is pinned."""
+        yield self.policy
+        for group in self.quotas.members.get(key, ()):
+            yield group.policy
 
-    @property
-    def used_bytes(self) -> int:
-        """All bytes that count against the budget."""
-        return self.held_bytes + self.arriving_bytes + self.leaving_bytes
-
-    def knows(self, key: bytes) -> bool:
-        """Say whether ``key`` is here, on its way in or on its way out."""
-        return key in self.held or key in self.arriving or key in self.leaving
-
-    def reserve(self, key: bytes, footprint_bytes: int, is_in_use: Callable[[bytes], bool]) -> Room | None:
+    def reserve(
+        self, key: bytes, footprint_bytes: int, is_in_use: IsInUse, namespace: bytes = b""
+    ) -> Room | None:
         """Set bytes aside for ``key``, naming victims as needed: all the room, or ``None``.
 
         ``None`` also when ``key`` is here, on its way in or on its way out.
         """
         if self.knows(key):
             return None
-        victims = self._choose_victims(self.used_bytes + footprint_bytes - self.budget_bytes, is_in_use)
+        groups = self.quotas.of(namespace) if self.quotas.has_rules else ()
+        victims = self._choose_victims(footprint_bytes, groups, is_in_use)
         if victims is None:
             return None
-        room = Room(key, footprint_bytes, victims)
+        room = Room(key, footprint_bytes, victims, namespace, footprint_bytes)
         for victim in victims:
-            self.leaving[victim] = self._take(victim)
+            nbytes = self.leaving[victim] = self._take(victim)
+            self.leaving_bytes += nbytes
+            room.charged_bytes -= nbytes
             self.heirs[victim] = room
+        room.charged_bytes = max(0, room.charged_bytes)
         self.arriving[key] = room
-        self.arriving_bytes += footprint_bytes
+        self.arriving_bytes += room.charged_bytes
+        if groups:
+            self._share(room, groups)
         return room
 
     def settle(self, room: Room, parent: bytes, now_s: float, *, is_theirs: bool = False) -> None:
         """Turn a reservation into a visible block."""
-        self._end(room)
-        self.add(room.key, parent, room.footprint_bytes, now_s, is_theirs=is_theirs)
+        groups = self._end(room)
+        self._enter(room.key, parent, room.footprint_bytes, now_s, groups, is_theirs=is_theirs)
 
     def cancel(self, room: Room) -> None:
         """Give a reservation back."""
         self._end(room)
 
     def add(
-        self, key: bytes, parent: bytes, footprint_bytes: int, now_s: float, *, is_theirs: bool = False
-    ) -> None:
+        self, key: bytes, parent: bytes, footprint_bytes: int, now_s: float, *, namespace: bytes = b"",
+        is_theirs: bool = False,
+    ) -> None:  # fmt: skip
         """Enter a block that is on the medium already."""
-        if is_theirs:
-            self.theirs.add(key)
-        self.held[key] = footprint_bytes
-        self.held_bytes += footprint_bytes
-        self.policy.insert(key, parent, now_s)
+        groups = self.quotas.of(namespace)
+        self._enter(key, parent, footprint_bytes, now_s, groups, is_theirs=is_theirs)
+
+    def has_room(self, footprint_bytes: int, namespace: bytes) -> bool:
+        """Say whether a block fits as it is, without any victims."""
+        is_within_budget = self.used_bytes + footprint_bytes <= self.budget_bytes
+        return is_within_budget and self._fits_quotas(footprint_bytes, namespace)
+
+    def note_refusal(self, key: bytes, footprint_bytes: int, namespace: bytes) -> None:
+        """Count a block that was not taken in, if that is for its quota."""
+        if not self.knows(key) and not self._fits_quotas(footprint_bytes, namespace):
+            self.num_over_quota += 1
 
     def their_victims(
-        self, footprint_bytes: int, is_in_use: Callable[[bytes], bool]
+        self, footprint_bytes: int, is_in_use: IsInUse, namespace: bytes = b""
     ) -> tuple[bytes, ...] | None:
         """Return who makes way for a block that is on the medium already; ``None``: not theirs alone."""
-        victims = self._choose_victims(self.used_bytes + footprint_bytes - self.budget_bytes, is_in_use)
+        victims = self._choose_victims(footprint_bytes, self.quotas.of(namespace), is_in_use)
         return victims if victims is not None and self.theirs.issuperset(victims) else None
+
+    def next_victim(self, is_in_use: IsInUse) -> bytes | None:
+        """Return the block that is next to go; ``None``: all are in use or pinned."""
+        is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
+        return next(self.policy.victims(is_kept), None)
 
     def forget(self, key: bytes) -> None:
         """Take a visible block off the books; the medium keeps it."""
-        self._take(key)
+        nbytes = self._take(key)
         self.theirs.discard(key)
+        for group in self.quotas.leave(key):
+            group.used_bytes -= nbytes
+
+    @property
+    def hears(self) -> bool:
+        """Whether the policy takes hints."""
+        return isinstance(self.policy, Hearing)
+
+    def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to the policies that take hints."""
+        groups = {group for key in keys for group in self.quotas.members.get(key, ())}
+        for policy in (self.policy, *(group.policy for group in groups)):
+            if isinstance(policy, Hearing):
+                policy.hear(keys, hint, now_s)
 
     def begin_removal(self, key: bytes) -> bool:
         """Start to remove a visible block; its bytes count until ``confirm_removal``."""
         if key not in self.held:
             return False
-        taken_bytes = self._take(key)
-        self.leaving[key] = taken_bytes
-        self.leaving_bytes += taken_bytes
+        nbytes = self.leaving[key] = self._take(key)
+        self.leaving_bytes += nbytes
         return True
 
     def begin_rejection(self, key: bytes) -> bool:
@@ -116,9 +133,12 @@ class Ledger:
 
     def confirm_removal(self, key: bytes) -> None:
         """Note that the medium has let go of ``key``."""
-        footprint = self.leaving.pop(key, 0)
-        if self.heirs.pop(key, None) is None:
-            self.leaving_bytes -= footprint
+        nbytes, heir = self.leaving.pop(key, 0), self.heirs.pop(key, None)
+        self.leaving_bytes -= nbytes
+        if heir is not None:
+            self.arriving_bytes += heir.inherit(nbytes)
+        for group in self.quotas.leave(key) if self.quotas.members else ():
+            group.used_bytes -= nbytes - (heir.inherit_share(group, nbytes) if heir else 0)
         self.stuck.discard(key)
         self.theirs.discard(key)
 
@@ -131,54 +151,135 @@ class Ledger:
             return
         self.stuck.add(key)
         if room := self.heirs.get(key):
-            self._disinherit(room)
             self._end(room)
 
     def is_void(self, room: Room) -> bool:
         """Say whether a reservation was lost because a victim could not be removed."""
         return self.arriving.get(room.key) is not room
 
-    def check(self) -> None:
-        """Raise ``InvariantError`` when the sums are wrong or the policy holds other blocks."""
-        arriving = sum(room.footprint_bytes for room in self.arriving.values())
-        leaving = sum(footprint for key, footprint in self.leaving.items() if key not in self.heirs)
-        counted = (sum(self.held.values()), arriving, leaving)
-        if counted != (self.held_bytes, self.arriving_bytes, self.leaving_bytes):
-            raise InvariantError(f"bytes counted {counted} differ from the sums kept")
-        if len(self.policy) != len(self.held) or any(key not in self.policy for key in self.held):
-            raise InvariantError("the eviction policy holds other blocks than the tier")
-        if not self.stuck | self.heirs.keys() <= self.leaving.keys() or self.stuck & self.heirs.keys():
-            raise InvariantError("a stuck or inherited block is not on its way out")
-        if not self.theirs <= self.held.keys() | self.leaving.keys():
-            raise InvariantError("a block of others is not on the books")
-        if self.used_bytes > self.budget_bytes:
-            raise InvariantError(f"{self.used_bytes} bytes used exceed the budget of {self.budget_bytes}")
-        self.policy.check()
+    def pin(self, key: bytes, pin: Pin) -> None:
+        """Keep a held block until a time, come what may but its end, a fault or its removal."""
+        if key not in self.pins:
+            for policy in self.policies_of(key):
+                policy.remove(key)
+        self.pins.add(key, pin)
+
+    def unpin(self, key: bytes, now_s: float) -> None:
+        """Let a pinned block be ordinary, as if it were used now; nothing happens when it is not pinned."""
+        pin = self.pins.drop(key)
+        if pin is not None:
+            for policy in self.policies_of(key):
+                policy.insert(key, pin.parent, now_s)
+
+    def end_pins(self, now_ms: int, now_s: float, limit: int) -> int:
+        """Let up to ``limit`` blocks be ordinary whose pins are over; returns how many it were."""
+        num_ended = 0
+        while num_ended < limit and (key := self.pins.next_due(now_ms)) is not None:
+            self.unpin(key, now_s)
+            num_ended += 1
+        return num_ended
+
+    def regroup(self, facts_of: Callable[[bytes], tuple[bytes, bytes]], now_s: float) -> None:
+        """Count every block where it belongs now; ``facts_of`` a held block are its namespace and parent.
+
+        What is leaving counts no more where it did not before.
+        """
+        for key, nbytes in self.held.items():
+            namespace, parent = facts_of(key)
+            lost, gained = self.quotas.swap(key, self.quotas.of(namespace))
+            for group in lost:
+                group.policy.remove(key)
+                group.used_bytes -= nbytes
+            for group in gained:
+                group.used_bytes += nbytes
+                if key not in self.pins:
+                    group.policy.insert(key, parent, now_s)
+        for room in self.arriving.values():
+            lost, gained = self.quotas.swap(room.key, self.quotas.of(room.namespace))
+            for group in lost:
+                group.used_bytes -= room.shares.pop(group)
+            for group in gained:
+                group.used_bytes += room.footprint_bytes
+                room.shares[group] = room.footprint_bytes
+        self.quotas.regrouped()
+
+    def _fits_quotas(self, footprint_bytes: int, namespace: bytes) -> bool:
+        groups = self.quotas.of(namespace)
+        return all(group.used_bytes + footprint_bytes <= group.quota_bytes for group in groups)
 
     def _choose_victims(
-        self, excess_bytes: int, is_in_use: Callable[[bytes], bool]
+        self, footprint_bytes: int, groups: Groups, is_in_use: IsInUse
     ) -> tuple[bytes, ...] | None:
+        """Return who goes for a block: of its groups, then of groups over their quota, then of any."""
+        excess_bytes = self.used_bytes + footprint_bytes - self.budget_bytes
+        is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
+        if not groups and not self.quotas.over():
+            return self._next_to_go(excess_bytes, is_kept)
+        maker = RoomMaker(self.held, self.quotas.members, is_kept)
+        if not maker.keep_quotas(groups, footprint_bytes):
+            return None
+        for group in self.quotas.over():
+            maker.reduce(group, group.quota_bytes, excess_bytes)
+        return maker.chosen(self.policy, excess_bytes)
+
+    def _next_to_go(self, excess_bytes: int, is_kept: IsInUse) -> tuple[bytes, ...] | None:
         if excess_bytes <= 0:
             return ()
         victims: list[bytes] = []
-        for victim in self.policy.victims(is_in_use):
+        for victim in self.policy.victims(is_kept):
             victims.append(victim)
             excess_bytes -= self.held[victim]
             if excess_bytes <= 0:
                 return tuple(victims)
         return None
 
+    def _is_kept(self, is_in_use: IsInUse) -> IsInUse:
+        """Say as well which blocks stay for pinned ones that follow them: those came after the pin."""
+        return lambda key: self.pins.has_children(key) or is_in_use(key)
+
+    def _enter(
+        self, key: bytes, parent: bytes, nbytes: int, now_s: float, groups: Groups, *, is_theirs: bool
+    ) -> None:
+        if is_theirs:
+            self.theirs.add(key)
+        self.held[key] = nbytes
+        self.held_bytes += nbytes
+        self.policy.insert(key, parent, now_s)
+        if groups:
+            self.quotas.join(key, groups)
+            for group in groups:
+                group.used_bytes += nbytes
+                group.policy.insert(key, parent, now_s)
+
     def _take(self, key: bytes) -> int:
-        footprint = self.held.pop(key)
-        self.held_bytes -= footprint
+        """Take a held block out of the orders; it still counts in its groups."""
+        nbytes = self.held.pop(key)
+        self.held_bytes -= nbytes
+        if self.pins.pins and self.pins.drop(key):
+            return nbytes
         self.policy.remove(key)
-        return footprint
+        if self.quotas.members:
+            for group in self.quotas.members.get(key, ()):
+                group.policy.remove(key)
+        return nbytes
 
-    def _disinherit(self, room: Room) -> None:
-        for victim in room.victims:
-            if self.heirs.pop(victim, None) is not None:
-                self.leaving_bytes += self.leaving[victim]
+    def _share(self, room: Room, groups: Groups) -> None:
+        """Count an arriving block in its groups, beyond those of its victims that count there too."""
+        self.quotas.join(room.key, groups)
+        members = self.quotas.members
+        for group in groups:
+            theirs = sum(self.leaving[victim] for victim in room.victims if group in members.get(victim, ()))
+            room.shares[group] = max(0, room.footprint_bytes - theirs)
+            group.used_bytes += room.shares[group]
 
-    def _end(self, room: Room) -> None:
+    def _end(self, room: Room) -> Groups:
+        """Count a reservation no more; returns the groups in which it did."""
         del self.arriving[room.key]
-        self.arriving_bytes -= room.footprint_bytes
+        self.arriving_bytes -= room.charged_bytes
+        for victim in room.victims:
+            if self.heirs.get(victim) is room:
+                del self.heirs[victim]
+        groups = self.quotas.leave(room.key) if room.shares else ()
+        for group in groups:
+            group.used_bytes -= room.shares.pop(group)
+        return groups

@@ -11,7 +11,7 @@ from threading import Event
 from kvstore.namespace import MOST_MANIFEST_BYTES, Namespace
 from kvstore.tier import Tier
 
-_MAX_KNOWN = 4096  # salts are namespaces too, and anybody may invent them
+MAX_KNOWN = 4096  # salts are namespaces too, and anybody may invent them
 
 
 class Manifests:
@@ -33,7 +33,7 @@ class Manifests:
         queued = [tier.pool.write(partial(_describe, tier, namespace)) for tier in self._tiers]
         if all(queued):
             self._described.add(namespace.digest)
-        while len(self._registered) > _MAX_KNOWN:
+        while len(self._registered) > MAX_KNOWN:
             digest, _ = self._registered.popitem(last=False)
             self._described.discard(digest)
 
@@ -47,7 +47,7 @@ class Manifests:
         ends_at_s = time.monotonic() + timeout_s
         for collection in [_Collection(tier) for tier in self._tiers]:
             for manifest in collection.wait(max(0.0, ends_at_s - time.monotonic())):
-                namespace = _parse(manifest)
+                namespace = parse(manifest)
                 if namespace is not None:
                     known.setdefault(namespace.digest, namespace)
         return list(known.values())
@@ -70,7 +70,7 @@ class _Collection:
     def _run(self) -> None:
         try:
             if not self._tier.pool.is_closing:
-                self._manifests = self._tier.manifests(_MAX_KNOWN)
+                self._manifests = self._tier.manifests(MAX_KNOWN)
         finally:
             self._done.set()
 
@@ -80,7 +80,8 @@ def _describe(tier: Tier, namespace: Namespace) -> None:
         tier.put_manifest(namespace.digest, namespace.manifest())
 
 
-def _parse(manifest: str) -> Namespace | None:
+def parse(manifest: str) -> Namespace | None:
+    """Return the namespace of a manifest; ``None``: it is none of this version."""
     if len(manifest) > MOST_MANIFEST_BYTES:
         return None
     try:

@@ -12,16 +12,19 @@ from kvstore.arena import Slot
 from kvstore.clock import Clock
 from kvstore.demotions import Demotion, Demotions
 from kvstore.forms import Stored
-from kvstore.frame import RAW_CODEC, Header, checksum
+from kvstore.frame import RAW_CODEC, Expiry, Header, checksum
+from kvstore.header_updates import HeaderUpdates
 from kvstore.index import ResidencyIndex
-from kvstore.ledger import Room
 from kvstore.loading import GiveBack, SharedBytes
+from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.removal import Removal
 from kvstore.seams import Loan
 from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Count
 from kvstore.tier import DEVICE_BIT, MemoryTier, Tier, WriteMode
+
+_MOST_AT_ONCE = 64
 
 
 class Lent(NamedTuple):
@@ -46,6 +49,7 @@ class Placement(Removal):
         self._write_back = self._with_mode(WriteMode.BACK)
         self._write_second_use = self._with_mode(WriteMode.SECOND_USE)
         self._demotions = Demotions()
+        self._header_updates = HeaderUpdates(tiers, index, clock)
         self._copying: set[tuple[int, bytes]] = set()  # queued already: a block may be hit again and again
         self.bytes_mask = sum(1 << tier.bit for tier in tiers)
 
@@ -59,7 +63,9 @@ class Placement(Removal):
         ``stored_bytes`` is the block's length there, if that is not its raw one.
         """
         nbytes = facts.raw_bytes if stored_bytes is None else stored_bytes
-        reserved = self._index.reserve(tier.bit, facts.key, tier.footprint(nbytes))
+        if self._index.is_over(tier.bit, facts.key, self._clock.wall_ms()):
+            self.expire_at_once(tier, facts.key)
+        reserved = self._index.reserve(tier.bit, facts, tier.footprint(nbytes))
         if reserved is None:
             return None
         room, victims = reserved
@@ -122,6 +128,10 @@ class Placement(Removal):
                 if is_above_only and tier.admits(record.block_tokens, record):
                     self._copy_down(memory, tier, record)
 
+    def keep_headers(self, records: Sequence[Record]) -> None:
+        """Bring headers of blocks that were used in line with their ends, behind, when they lag much."""
+        self._header_updates.used(records)
+
     def remove_from(self, tiers: Sequence[Tier], key: bytes) -> bool:
         """Take a block out of ``tiers``, unless it is in use; says whether it was in any."""
         num_tiers = 0
@@ -143,13 +153,26 @@ class Placement(Removal):
         """Return the keys of what a tier holds, or will once its queue is written."""
         return [*self._index.resident(tier.bit), *self._demotions.waiting(tier.bit)]
 
-    def remove_due(self, now_ms: int) -> None:
-        """Remove what has expired."""
-        for key, mask in self._index.due(now_ms):
+    def remove_due(self, now_ms: int, limit: int = _MOST_AT_ONCE) -> int:
+        """Remove up to ``limit`` blocks whose time is over; returns how many there were.
+
+        A shared medium ends blocks by itself, and others may have put a soft end off there.
+        """
+        due = self._index.due(now_ms, limit)
+        for key, mask, is_hard in due:
             for tier in self._tiers:
-                let_go = self.forget if isinstance(tier, SharedTier) else self.remove
-                if mask >> tier.bit & 1 and let_go(tier, key, Cause.EXPIRED):
+                let_go = self.forget if isinstance(tier, SharedTier) and not is_hard else self.remove
+                if mask >> tier.bit & 1 and let_go(tier, key, Cause.EXPIRED, even_if_held=is_hard):
                     tier.counters.add(Count.EXPIRATIONS)
+        return len(due)
+
+    def rewrite_headers(self, records: Sequence[Record], *, insist: bool = False) -> None:
+        """Bring headers of these blocks in line with their ends, behind; not for sure unless one insists."""
+        (self._header_updates.insist if insist else self._header_updates.ask)(records)
+
+    def retry_headers(self) -> None:
+        """Try those again that somebody insists on."""
+        self._header_updates.retry()
 
     def close(self, ends_at_s: float) -> None:
         """Finish the writes of all tiers and close them, each on its own, by ``ends_at_s`` (monotonic)."""
@@ -181,11 +204,15 @@ class Placement(Removal):
             self._end_write(shared, demotion)
 
     def _write_now(self, tier: Tier, facts: Record, data: memoryview) -> None:
+        expiry = self._index.expiry(tier.bit, facts, self._clock.wall_ms())
+        if expiry is None:
+            self._index.note_absent(facts.key, Cause.EXPIRED, tier.bit)
+            return
         stored = tier.encode(data)
         room = self.make_room(tier, facts, len(stored.data)) if stored else None
         if stored is None or room is None:
             self._drop(tier, facts)
-        elif tier.write(_header(facts, stored), stored.data):
+        elif tier.write(_header(facts, stored, expiry), stored.data):
             self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
             self._keep_out(tier, facts.key)
         else:
@@ -203,7 +230,8 @@ class Placement(Removal):
 
     def _copy_down(self, memory: MemoryTier, tier: Tier, record: Record) -> None:
         copy = tier.bit, record.key
-        held = self._index.hold(record.key, memory.bit) if copy not in self._copying else None
+        now_ms = self._clock.wall_ms()
+        held = self._index.hold(record.key, memory.bit, now_ms) if copy not in self._copying else None
         lent = self.lend(memory, held) if held is not None else None
         if lent is None:
             return
@@ -234,10 +262,11 @@ class Placement(Removal):
         self._index.confirm_removal(tier.bit, victim.key)
         if slot is None:
             return
+        is_over = self._index.has_ended(tier.bit, victim, self._clock.wall_ms())
         wanting = [
             below
             for below in self._write_back
-            if not victim.tiers >> below.bit & 1 and below.admits(victim.block_tokens, victim)
+            if not is_over and not victim.tiers >> below.bit & 1 and below.admits(victim.block_tokens, victim)
         ]
         if not wanting:
             slot.free()
@@ -251,10 +280,10 @@ class Placement(Removal):
         return tuple(tier for tier in self.below_memory if tier.config.write_mode is mode)
 
 
-def _header(facts: Record, stored: Stored) -> Header:
+def _header(facts: Record, stored: Stored, expiry: Expiry) -> Header:
     return Header(
         facts.namespace, facts.key, facts.parent, facts.block_tokens, len(stored.data), facts.raw_bytes,
-        facts.created_ms, facts.expiry, _stored_checksum(facts, stored), stored.codec,
+        facts.created_ms, expiry, _stored_checksum(facts, stored), stored.codec,
     )  # fmt: skip
 
 

@@ -8,9 +8,11 @@ from threading import Event, Thread
 
 from kvstore.clock import Clock
 from kvstore.frame import Header
-from kvstore.index import ResidencyIndex
+from kvstore.keeping import KeepingIndex
+from kvstore.manifests import MAX_KNOWN, parse
 from kvstore.placement import Placement
-from kvstore.record import UNKNOWN_MS, Record, record_of
+from kvstore.record import Record, ends_in, record_of
+from kvstore.shared_tier import SharedTier
 from kvstore.tier import Tier
 
 
@@ -18,7 +20,7 @@ class Recovery:
     """Enters blocks that are there already. Nothing is read here: a load verifies what it reads."""
 
     def __init__(
-        self, tiers: Sequence[Tier], index: ResidencyIndex, placement: Placement, clock: Clock
+        self, tiers: Sequence[Tier], index: KeepingIndex, placement: Placement, clock: Clock
     ) -> None:
         self._tiers = tuple(tiers)
         self._index = index
@@ -29,7 +31,11 @@ class Recovery:
     def start(self) -> None:
         """Enter what the backends know, then let them look for more in the background."""
         for tier in self._tiers:
+            if self._index.must_know_tenants and not isinstance(tier, SharedTier):
+                self._meet_tenants(tier)
             tier.recover(partial(self._enter, tier, True))
+        self._apply_rules()
+        for tier in self._tiers:
             Thread(target=self._scan, args=(tier,), name=f"{tier.name}-scan", daemon=True).start()
 
     def stop(self) -> None:
@@ -37,19 +43,33 @@ class Recovery:
         self._stopping.set()
 
     def _scan(self, tier: Tier) -> None:
+        """Learn whose the blocks are, and find those that are not known yet."""
+        self._meet_tenants(tier)
         tier.discover(partial(self._enter, tier, False), self._stopping.is_set)
+        self._apply_rules()
+
+    def _meet_tenants(self, tier: Tier) -> None:
+        """Read the manifests of a medium; blocks on it."""
+        for namespace in filter(None, map(parse, tier.manifests(MAX_KNOWN))):
+            self._placement.rewrite_headers(self._index.register(namespace))
+
+    def _apply_rules(self) -> None:
+        """Let rules for prefixes hold for what follows blocks that were entered after it."""
+        self._placement.rewrite_headers(self._index.apply_rules())
 
     def _enter(self, tier: Tier, evict: bool, header: Header) -> None:
         """Enter one block, most recent last: with ``evict`` older ones make way for it."""
         facts = _facts(tier, header)
         footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
-        is_alive = not facts.is_expired(self._clock.wall_ms())
+        is_alive = not 0 < header.expiry.at_ms <= self._clock.wall_ms()
         if is_alive and self._index.recovered(tier.bit, facts, footprint, now_s):
+            self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
             return
         if is_alive and evict:
             room = self._placement.make_room(tier, facts, header.stored_bytes)
             if room is not None:
                 self._index.settle(tier.bit, room, facts, now_s)
+                self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
                 return
         self._placement.reject(tier, header.key)
 
@@ -59,5 +79,6 @@ def _facts(tier: Tier, header: Header) -> Record:
     if tier.knows(header):
         return record_of(header)
     ends = header.expiry
-    soft_ms = ends.soft_ms if header.is_of_this_version else UNKNOWN_MS
-    return Record(header.key, b"", soft_ms=soft_ms, hard_ms=ends.hard_ms, unreadable=1 << tier.bit)
+    named_ms = ends_in(ends.soft_ms) if header.is_of_this_version else 0
+    hard_ms = ends_in(ends.hard_ms)
+    return Record(header.key, b"", named_ms=named_ms, hard_ms=hard_ms, unreadable=1 << tier.bit)

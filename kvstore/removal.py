@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.absences import Cause
 from kvstore.index import ResidencyIndex
+from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier
 
 
@@ -25,6 +26,12 @@ class Removal:
         elif isinstance(tier, MemoryTier) or not tier.pool.delete(lambda: self._delete(tier, key)):
             self._delete(tier, key)
         return True
+
+    def expire_at_once(self, tier: Tier, key: bytes) -> None:
+        """Remove a block whose time is over from one tier, unless it is in use; blocks on the medium."""
+        if self._index.begin_removal(tier.bit, key, Cause.EXPIRED):
+            tier.counters.add(Count.EXPIRATIONS)
+            self._delete(tier, key)
 
     def forget(self, tier: Tier, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
         """Take a block off the books of a shared medium, which ends it by itself or keeps it for others."""

@@ -3,49 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from threading import Lock
 
 from kvstore.absences import Absences, Cause
-from kvstore.ends import Ends
+from kvstore.defaults import Defaults
+from kvstore.lifespans import Lifespans
 from kvstore.record import Record
+from kvstore.tenants import Tenants
 
 
-class Residents:
+class Residents(Lifespans):
     """Records by key. Thread-safe: everything happens under one lock and without any I/O.
 
     Tiers are numbered from the fastest; a record's ``tiers`` is a bit mask over those numbers.
     """
 
-    def __init__(self, absences: Absences) -> None:
-        self._records: dict[bytes, Record] = {}
-        self._ends = Ends(self._records)
+    def __init__(self, absences: Absences, defaults: Defaults, tenants: Tenants) -> None:
+        super().__init__(defaults, tenants)
         self._absences = absences
-        self._lock = Lock()
         self.num_wanted = 0
         self.num_found = 0
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def find(self, keys: Sequence[bytes], mask: int, now_ms: int, soft_ms: int) -> list[Record | None]:
+    def find(
+        self, keys: Sequence[bytes], mask: int, now_ms: int, ttl_ms: int | None = None
+    ) -> list[Record | None]:
         """Return each key's record, held once, or ``None`` where no tier of ``mask`` has it alive.
 
         ``keys`` name a prefix, block by block: what follows one in quarantine is not to be trusted. A hit
-        extends the block's soft limit to ``soft_ms``. Every record returned must be passed to ``unhold``.
+        puts soft ends off: to ``ttl_ms`` from now, if that is given, else as rules and defaults have it.
+        Every record returned must be passed to ``unhold``.
         """
         found: list[Record | None] = []
-        get = self._records.get
+        get, last = self._records.get, b""
         with self._lock:
+            use = self._lives.use_of_prompt(keys, now_ms, ttl_ms)
+            _, until_ms, sure_ms = use
             num_found = 0
             for key in self._trusted(keys):
                 record = get(key)
-                if record is None or not record.tiers & mask or record.is_expired(now_ms):
+                if (
+                    record is None
+                    or (now_ms >= record.sure_ms and not self._lives.is_alive(record, now_ms))
+                    or not record.tiers & mask
+                ):
                     found.append(None)
+                    last = key
                     continue
                 num_found += 1
                 record.num_holds += 1
-                record.extend(soft_ms)
+                if record.parent != last:
+                    self._lives.use_ancestors(record.parent, use)
+                if not until_ms:
+                    record.used_ms = now_ms
+                elif until_ms > record.named_ms:
+                    record.named_ms = until_ms
+                if sure_ms > record.sure_ms:
+                    self._lives.put_off(record, sure_ms)
                 found.append(record)
+                last = key
             found += [None] * (len(keys) - len(found))
             self.num_wanted += len(keys)
             self.num_found += num_found
@@ -56,7 +73,7 @@ class Residents:
         get = self._records.get
         with self._lock:
             alive = [
-                record.tiers & mask if (record := get(key)) and not record.is_expired(now_ms) else 0
+                record.tiers & mask if (record := get(key)) and self._is_alive(record, now_ms) else 0
                 for key in self._trusted(keys)
             ]
         return alive + [0] * (len(keys) - len(alive))
@@ -67,13 +84,18 @@ class Residents:
         with self._lock:
             return [record.namespace or None if (record := get(key)) else None for key in keys]
 
-    def hold(self, key: bytes, bit: int, now_ms: int | None = None) -> Record | None:
-        """Return the record of ``key``, held once more, when tier ``bit`` has it (alive at ``now_ms``)."""
+    def hold(self, key: bytes, bit: int, now_ms: int, *, is_leased: bool = False) -> Record | None:
+        """Return the record of ``key``, held once more, when tier ``bit`` has it alive.
+
+        A lease outlasts a soft end, not a hard one.
+        """
         with self._lock:
             record = self._records.get(key)
-            if record is None or not record.tiers >> bit & 1 or key in self._absences.quarantined:
+            if record is None or key in self._absences.quarantined:
                 return None
-            if now_ms is not None and record.is_expired(now_ms):
+            self._is_alive(record, now_ms)
+            is_late = is_leased and record.over >> bit & 1 and record.hard_ms > now_ms
+            if not record.tiers >> bit & 1 and not is_late:
                 return None
             record.num_holds += 1
             return record
@@ -83,33 +105,33 @@ class Residents:
         with self._lock:
             for record in records:
                 record.num_holds -= 1
-                if not record.num_holds and record.is_nowhere:
-                    self._forget(record)
+                if not record.num_holds and (record.over or record.is_nowhere):
+                    self._let_go(record)
 
-    def contains(self, key: bytes, mask: int, soft_ms: int) -> bool:
-        """Say whether a tier of ``mask`` has ``key``; wherever it is, its soft limit is extended."""
-        record = self._records.get(key)
-        if record is None:
-            return False
+    def offer(self, facts: Record, mask: int, ttl_ms: int | None) -> bool:
+        """Tell a block that is offered when it ends; say whether a tier of ``mask`` has it already.
+
+        Wherever it is, its soft end is put off, as are those of the blocks before it.
+        """
         with self._lock:
-            record.extend(soft_ms)
+            use = self._lives.begin(facts, ttl_ms)
+            self._lives.use_ancestors(facts.parent, use)
+            record = self._records.get(facts.key)
+            if record is None or not self._is_alive(record, facts.created_ms):
+                return False
+            self._lives.extend(record, use)
             return bool(record.tiers & mask)
 
     def ended(self, keys: Sequence[bytes], now_ms: int) -> list[bytes]:
-        """Return those of ``keys`` that must not be used.
+        """Return those of ``keys`` that the engine's own pool must not share.
 
-        Their time is over, or they are in quarantine or follow one that is.
+        Their time is over there, or they are in quarantine or follow one that is.
         """
         get = self._records.get
         with self._lock:
             trusted = self._trusted(keys)
-            over = [key for key in trusted if (record := get(key)) and record.is_expired(now_ms)]
+            over = [key for key in trusted if (record := get(key)) and self._lives.is_over(record, 0, now_ms)]
         return [*over, *keys[len(trusted) :]]
-
-    def due(self, now_ms: int, limit: int = 64) -> list[tuple[bytes, int]]:
-        """Return up to ``limit`` blocks whose time is over and nobody holds: (key, tiers)."""
-        with self._lock:
-            return [(record.key, record.charged) for record in self._ends.due(now_ms, limit)]
 
     def why_absent(self, key: bytes, mask: int, now_ms: int) -> tuple[Cause, int, int]:
         """Return (cause, tier, epoch ms) of what became of ``key``; ``mask``: the tiers that are readable."""
@@ -119,10 +141,11 @@ class Residents:
                 return departure or (Cause.QUARANTINED, 0, 0)
             if record is not None and record.unreadable and not record.tiers:
                 return Cause.UNKNOWN_FORM, fastest(record.unreadable), 0
+            if record is not None and not self._is_alive(record, now_ms) and record.over:
+                bit = fastest(record.over)
+                return Cause.EXPIRED, bit, min(now_ms, self._lives.end_ms(record, bit))
             if record is None or not record.tiers:
                 return departure or (Cause.NEVER_STORED, 0, 0)
-            if record.is_expired(now_ms):
-                return Cause.EXPIRED, fastest(record.tiers), record.expiry.at_ms
             if record.tiers & mask:
                 return Cause.PRESENT, fastest(record.tiers & mask), 0
             return Cause.PAUSED, fastest(record.tiers), 0
@@ -202,22 +225,22 @@ class Residents:
 
     def _entered(self, bit: int, facts: Record) -> Record:
         is_unreadable = facts.unreadable >> bit & 1
+        self._lives.limit(facts)
         record = self._records.setdefault(facts.key, facts)
+        if record is not facts:
+            self._lives.complete(record, facts)
         if is_unreadable:
             record.unreadable |= 1 << bit
         else:
             record.tiers |= 1 << bit
-        if record is not facts and facts.raw_bytes:
-            record.complete_from(facts)
-        self._ends.note(record)
+        self._lives.note(record)
         if not self._absences.keeps_out(facts.key, facts.parent):
             self._absences.forget(facts.key)
         return record
 
     def _clear_bit(self, key: bytes, bit: int, cause: Cause) -> Record:
         record = self._records[key]
-        record.tiers &= ~(1 << bit)
-        record.unreadable &= ~(1 << bit)
+        self._lives.clear(record, bit)
         if record.tiers:
             return record
         if key not in self._absences.quarantined:
@@ -225,6 +248,13 @@ class Residents:
         if record.is_nowhere:
             self._forget(record)
         return record
+
+    def _let_go(self, record: Record) -> None:
+        """Nobody holds it any more: its tiers may let go of it if its time is over."""
+        if record.is_nowhere:
+            self._forget(record)
+        elif record.over:
+            self._lives.hurry(record)
 
     def _forget(self, record: Record) -> None:
         self._records.pop(record.key, None)

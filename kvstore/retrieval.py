@@ -38,15 +38,17 @@ class Retrieval:
         self._audit = audit
 
     def load(
-        self, key: bytes, deadline_s: float, on_done: OnDone | None, now_ms: int | None = None
+        self, key: bytes, deadline_s: float, on_done: OnDone | None, *, is_leased: bool = True
     ) -> Ticket:
-        """Return a ticket for the block of ``key``; a miss when no tier that stores bytes has it.
+        """Return a ticket for the block of ``key``; a miss when no tier that stores bytes has it alive.
 
-        A ticket abandoned after ``deadline_s`` (monotonic) counts against its tier. Without a lease
-        the block must be alive at ``now_ms``.
+        A ticket abandoned after ``deadline_s`` (monotonic) counts against its tier.
         """
+        now_ms = self._clock.wall_ms()
         for tier in self._tiers:
-            record = self._index.hold(key, tier.bit, now_ms) if tier.is_readable() else None
+            if not tier.is_readable():
+                continue
+            record = self._index.hold(key, tier.bit, now_ms, is_leased=is_leased)
             if record is None:
                 continue
             if not isinstance(tier, MemoryTier):
@@ -69,7 +71,7 @@ class Retrieval:
         record = self._index.hold(key, memory.bit, now_ms) if memory is not None else None
         if memory is not None and record is not None and self._copy_from(memory, record, out):
             return True
-        ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None, now_ms)
+        ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None, is_leased=False)
         if not ticket.wait(timeout_s):
             ticket.abandon()
             return False

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvstore.arena import Slot
 from kvstore.frame import Header
+from kvstore.hints import Hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,27 @@ class Streaming(Protocol):
         ...
 
 
+HeaderChange = Callable[[Header], Header]
+"""Makes another header of a frame's: other times, everything else as it is."""
+
+
+@runtime_checkable
+class Amending(Protocol):
+    """A backend that rewrites headers in place: a block that is used again outlives a restart by as much.
+
+    Without it a header says for good what was true when its block was written.
+    """
+
+    def amend(self, key: bytes, change: HeaderChange) -> bool:
+        """Put what ``change`` makes of it in place of the header of ``key``, in one step; may block.
+
+        A reader sees the one or the other, and the same payload. A medium that ends blocks by itself lets all
+        of the frame go when the new header says. ``False``: the key is not there, or somebody has put or
+        deleted it meanwhile, and that stands. ``change`` may be called again for another header.
+        """
+        ...
+
+
 @runtime_checkable
 class SharedMedium(Protocol):
     """A backend whose medium other processes write to as well, so that it has to be asked.
@@ -181,6 +203,18 @@ class EvictionPolicy(Protocol):
 
     def check(self) -> None:
         """Raise ``InvariantError`` when the bookkeeping contradicts itself."""
+        ...
+
+
+@runtime_checkable
+class Hearing(Protocol):
+    """An eviction policy that takes hints. They may be wrong, and must not cost more than none would."""
+
+    def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Take what is said of a prompt whose answer has ended; ``keys`` are all its blocks, in order.
+
+        Some may be absent, and others may have been used by somebody else meanwhile.
+        """
         ...
 
 

@@ -38,17 +38,23 @@ class Count:
     """A block that others stored on a shared medium was entered."""
     DROPPED_STORES: Final = "dropped_stores"
     """A store was not begun: queue full, breaker open, no room, or not admitted for its size."""
+    OVER_QUOTA: Final = "over_quota"
+    """A block was not taken because its tenant's or namespace's quota had no room for it."""
     NOT_WORTH_STORING: Final = "not_worth_storing"
     """A block was not taken because loading it from there could never be faster than computing it."""
     EVICTIONS: Final = "evictions"
     EXPIRATIONS: Final = "expirations"
     PROMOTIONS: Final = "promotions"
+    AMENDED_HEADERS: Final = "amended_headers"
+    """A header was brought in line with how long its block lives."""
+    AMEND_FAULTS: Final = "amend_faults"
     BREAKER_OPENINGS: Final = "breaker_openings"
 
     ALL: Final = (
         LOADS, LOADED_BYTES, STORES, STORED_BYTES, MISSING, CORRUPT, UNKNOWN_FORM, READ_FAULTS, WRITE_FAULTS,
-        DELETE_FAULTS, LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, NOT_WORTH_STORING, EVICTIONS, EXPIRATIONS,
-        PROMOTIONS, BREAKER_OPENINGS, INQUIRIES, LATE_INQUIRIES, REFUSED_INQUIRIES, FOUND_BLOCKS,
+        DELETE_FAULTS, LATE_LOADS, REFUSED_LOADS, DROPPED_STORES, OVER_QUOTA, NOT_WORTH_STORING, EVICTIONS,
+        EXPIRATIONS, PROMOTIONS, BREAKER_OPENINGS, INQUIRIES, LATE_INQUIRIES, REFUSED_INQUIRIES, FOUND_BLOCKS,
+        AMENDED_HEADERS, AMEND_FAULTS,
     )  # fmt: skip
 
 
@@ -102,22 +108,52 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """What a tenant or a namespace has of a tier, where it has a quota.
+
+    ``scope`` says which; ``name`` is the salt's digest (empty: requests without one), or the namespace's.
+    """
+
+    scope: str
+    name: str
+    quota_bytes: int
+    used_bytes: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPins:
+    """What a tenant has pinned in all tiers together, and what it may."""
+
+    tenant: str
+    pinned_bytes: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """One tier: its budget, what it holds, and its counts since the start (names of ``Count``)."""
+    """One tier: its budget, what it holds, and its counts since the start (names of ``Count``).
+
+    ``groups`` are those with a quota here, of others than the configuration names the largest alone.
+    """
 
     name: str
     budget_bytes: int
     used_bytes: int
     num_blocks: int
     counts: dict[str, int] = field(default_factory=dict)
+    groups: tuple[GroupUsage, ...] = ()
+    pinned_bytes: int = 0
+    num_pinned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """All tiers from the fastest, lookups since the start by block: found or not, and what is kept out."""
+    """All tiers from the fastest, lookups since the start by block (found or not), what is kept out, pins."""
 
     tiers: tuple[TierStatistics, ...]
     num_blocks_wanted: int
     num_blocks_found: int
     staging_bytes: int
     num_quarantined: int = 0
+    pins: tuple[TenantPins, ...] = ()

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
-from kvstore.errors import ConfigError, LeaseExpiredError, StoreClosedError
+from kvstore.defaults import Defaults, checked_ttl_ms
+from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
-from kvstore.index import ResidencyIndex
+from kvstore.foresight import Foresight
 from kvstore.inquiry import Inquiries, Inquiry
+from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
 from kvstore.overview import health_of, statistics_of
+from kvstore.pins import TierPins
 from kvstore.placement import Placement
+from kvstore.quotas import Quotas
 from kvstore.record import Record
 from kvstore.recovery import Recovery
 from kvstore.residents import fastest
@@ -29,7 +33,10 @@ from kvstore.shared_tier import SharedTier, make_tier
 from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
+from kvstore.sweeper import Sweeper
+from kvstore.tenants import Tenants
 from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
+from kvstore.upkeep import Upkeep
 
 __all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
 
@@ -38,7 +45,7 @@ def _nobodys(_namespace: bytes) -> bytes:
     return b""
 
 
-class TieredStore:
+class TieredStore(Upkeep):
     """Blocks in tiers, from the fastest to the slowest. Thread-safe.
 
     ``arena`` provides the memory in which blocks are filled and loads land; a tier whose backend
@@ -46,6 +53,7 @@ class TieredStore:
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
     each block that was read from a medium; ``owner_of`` says whose slabs of ``arena`` a block lies in.
+    ``foresight`` takes hints.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class TieredStore:
         owner_of: OwnerOf = _nobodys,
     ) -> None:
         refuse_odd_tiers(tiers)
+        self._specs = tuple(tiers)
         self.config = config or StoreConfig()
         self._clock = clock or Clock()
         self._device = device or DeviceTier()
@@ -70,8 +79,23 @@ class TieredStore:
             make_tier(spec, bit, self._clock, known) for bit, spec in enumerate(tiers, start=1)
         )
         self._names = (DEVICE, *(tier.name for tier in self._tiers))
-        ledgers = [Ledger(spec.config.budget_bytes, spec.policy) for spec in tiers]
-        self._index = ResidencyIndex([None, *ledgers], Absences(self._clock.wall_ms))
+        tenants, charges = Tenants(), dict[str, int]()
+        ledgers = [
+            Ledger(
+                spec.config.budget_bytes,
+                spec.policy,
+                Quotas(spec.config.name, spec.make_policy, tenants),
+                TierPins(charges),
+            )
+            for spec in tiers
+        ]
+        self._index = KeepingIndex(
+            [None, *ledgers],
+            Absences(self._clock.wall_ms),
+            self._clock.wall_ms,
+            tenants,
+            Defaults(self.config.ttls_ms(self._names)),
+        )
         self._leases = LeaseTable()
         self._placement = Placement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
@@ -80,21 +104,26 @@ class TieredStore:
         self._storing = Storing(self._placement, self._index, arena, audit, owner_of)
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
+        self.foresight = Foresight(self._tiers, self._index, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
+        self.set_retention(self.config.retention)
         self._recovery.start()
+        self._sweeper = Sweeper(self._placement, self._index, self._clock)
 
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
         """Return where each block is, in one pass, with a lease on all that are resident.
 
-        Holes are part of the answer: a block after a missing one is still a hit. A hit extends
-        soft TTLs to ``ttl_s`` from now (``None``: the store's default).
+        Holes are part of the answer: a block after a missing one is still a hit. A hit puts soft ends off,
+        to ``ttl_s`` from now or else as rules and defaults have it. Raises ``RequestError`` for a TTL that is
+        not above 0, or beyond a century.
         """
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         self._leases.release_overdue(now_s)
         self._placement.remove_due(now_ms)
         mask = self._placement.findable_mask()
-        found = self._index.find(keys, mask, now_ms, self._soft_ms(ttl_s))
+        found = self._index.find(keys, mask, now_ms, ttl_ms)
         names = self._names
         tiers = tuple(None if record is None else names[fastest(record.tiers & mask)] for record in found)
         records = [record for record in found if record is not None]
@@ -178,20 +207,21 @@ class TieredStore:
     ) -> Reservation | None:  # fmt: skip
         """Offer a block of ``nbytes``; fill ``view`` of what is returned, then ``commit`` or ``abort``.
 
-        ``None``: do nothing; the block is here or on its way (its TTL is extended), or no tier
+        ``None``: do nothing; the block is here or on its way (its soft end is put off), or no tier
         has room for it, admits it or works. ``num_tokens`` is how many of the block's tokens are
         filled (default: all), ``first_token`` the position of the first (default: unknown), by which
-        a tier judges what loading is worth. Never blocks on a lower tier.
+        a tier judges what loading is worth. Raises ``RequestError`` for a TTL that is not above 0, or beyond
+        a century. Never blocks on a lower tier.
         """
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
         if self._closed or self._index.keeps_out(key, parent):
             return None
-        self._manifests.register(namespace)
+        self.register_namespace(namespace)
         tokens = namespace.block_tokens
         facts = Record(
-            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), self._soft_ms(ttl_s),
-            first_token=first_token,
-        )  # fmt: skip
-        return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens)
+            key, parent, namespace.digest, tokens, nbytes, self._clock.wall_ms(), first_token=first_token
+        )
+        return self._storing.reserve(facts, tokens if num_tokens is None else num_tokens, ttl_ms)
 
     def put(
         self,
@@ -216,9 +246,13 @@ class TieredStore:
         self._refuse_when_closed()
         return self._retrieval.get_into(key, out, timeout_s)
 
-    def device_added(self, key: bytes, parent: bytes) -> None:
-        """Note that the engine's pool now holds this block."""
-        self._index.report(DEVICE_BIT, key, parent)
+    def device_added(self, key: bytes, parent: bytes, namespace: Namespace | None = None) -> None:
+        """Note that the engine's pool now holds this block, computed or loaded; offered root first."""
+        digest = b""
+        if namespace is not None:
+            digest = namespace.digest
+            self.meet(namespace)
+        self._index.report(DEVICE_BIT, key, parent, digest, self._clock.wall_ms())
 
     def ended(self, keys: Sequence[bytes]) -> list[bytes]:
         """Return those of ``keys`` that the engine's pool must not share any more.
@@ -226,6 +260,17 @@ class TieredStore:
         Their time is over, or they are in quarantine.
         """
         return self._index.ended(keys, self._clock.wall_ms())
+
+    def over_on_device(self) -> list[bytes]:
+        """Return the blocks whose time is over that the engine's pool still has: it is to let go of them.
+
+        They are there until ``device_removed``; quick where there are none.
+        """
+        return self._index.over_in_pool()
+
+    def watch_device(self, on_over: Callable[[], None]) -> None:
+        """Have ``on_over`` called, on another thread, while ``over_on_device`` names blocks."""
+        self._sweeper.on_over_in_pool = on_over
 
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
@@ -240,6 +285,7 @@ class TieredStore:
 
         A namespace that stores its first block is registered by that.
         """
+        self.meet(namespace)
         self._manifests.register(namespace)
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
@@ -248,40 +294,6 @@ class TieredStore:
         Blocks on the media, at most for ``timeout_s``. What is no manifest of this version is left out.
         """
         return self._manifests.known(timeout_s)
-
-    def evict(self, keys: Iterable[bytes]) -> int:
-        """Remove blocks from every tier that stores bytes; those in use stay. Returns how many went."""
-        return sum(self._placement.remove_from(self._tiers, key) for key in keys)
-
-    def clear(self, tier: str | None = None) -> int:
-        """Remove every block that is not in use from ``tier`` or from all of them; returns how many.
-
-        Clearing all of them ends the quarantine of blocks that the engine's pool does not have any more.
-        Raises ``ConfigError`` for a tier that is not there.
-        """
-        if tier is not None and tier not in self._names[1:]:
-            raise ConfigError("tier", f"{tier!r} is not one of {', '.join(self._names[1:])}")
-        chosen = [held for held in self._tiers if tier in {None, held.name}]
-        keys = {key for held in chosen for key in self._placement.keys_in(held)}
-        num_gone = sum(self._placement.remove_from(chosen, key) for key in keys)
-        if tier is None:
-            self._index.end_quarantine()
-        return num_gone
-
-    def quarantine(self, key: bytes) -> None:
-        """Remove a wrong block, and what was computed on it, from every tier, in use or not; keep them out.
-
-        Whoever holds them finds them gone; ``ended`` names them, so that the engine's pool lets go of
-        them too. They are neither found nor stored again in this process until ``clear()``, and health
-        says so.
-        """
-        self._placement.quarantine(key)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Block until what was stored has reached the lower tiers; says whether it has."""
-        ends_at_s = time.monotonic() + timeout_s
-        num_flushed = sum(tier.pool.flush(max(0.0, ends_at_s - time.monotonic())) for tier in self._tiers)
-        return num_flushed == len(self._tiers)
 
     def health(self) -> Health:
         """Return the state of every tier and the worst of them."""
@@ -308,6 +320,7 @@ class TieredStore:
         self._closed = True
         ends_at_s = time.monotonic() + deadline_s
         self._recovery.stop()
+        self._sweeper.stop()
         self._placement.close(ends_at_s)
         self._leases.release_overdue(float("inf"))
 
@@ -315,10 +328,6 @@ class TieredStore:
         self._index.touch(records, self._clock.monotonic_s())
         self._storing.used_again(records)
         self._index.unhold(records)
-
-    def _soft_ms(self, ttl_s: float | None) -> int:
-        seconds = self.config.default_ttl_s if ttl_s is None else ttl_s
-        return 0 if seconds is None else self._clock.wall_ms() + round(seconds * 1000)
 
     def _refuse_when_closed(self) -> None:
         if self._closed:

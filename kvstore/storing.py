@@ -10,12 +10,14 @@ from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.frame import checksum
 from kvstore.index import ResidencyIndex
-from kvstore.ledger import Room
 from kvstore.loading import SharedBytes
+from kvstore.making_room import Room
 from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.statistics import Count
 from kvstore.tier import DEVICE_BIT, MemoryTier, Tier
+
+_MOST_REMOVED = 8  # more than comes in, so that what has expired never piles up
 
 
 class Home(NamedTuple):
@@ -70,9 +72,10 @@ class Storing:
         self._arena = arena
         self._audit = audit
 
-    def reserve(self, facts: Record, num_tokens: int) -> Reservation | None:
+    def reserve(self, facts: Record, num_tokens: int, ttl_ms: int | None) -> Reservation | None:
         """Return memory for the block, or ``None``; see ``TieredStore.reserve``."""
-        if self._index.contains(facts.key, self._placement.bytes_mask, facts.soft_ms):
+        self._placement.remove_due(facts.created_ms, _MOST_REMOVED)
+        if self._index.offer(facts, self._placement.bytes_mask, ttl_ms):
             return None
         memory, room = self._placement.memory, None
         if memory is not None and not memory.admits(num_tokens, facts):
@@ -113,6 +116,7 @@ class Storing:
     def used_again(self, records: Sequence[Record]) -> None:
         """Blocks were hit: lower tiers that wait for a second use may take them now."""
         self._placement.write_on_second_use(records)
+        self._placement.keep_headers(records)
 
     def _allocate(self, facts: Record, home: Home | None) -> Slot | None:
         """Return a slot; where the budget has room and memory has not, more blocks make way."""

@@ -16,7 +16,17 @@ from kvstore.frame import Header
 from kvstore.guard import Guard
 from kvstore.reading import Arrival, Landing, Reader
 from kvstore.record import Record
-from kvstore.seams import Admission, Backend, Codec, Discovering, EvictionPolicy, Lending, Verdict
+from kvstore.seams import (
+    Admission,
+    Amending,
+    Backend,
+    Codec,
+    Discovering,
+    EvictionPolicy,
+    HeaderChange,
+    Lending,
+    Verdict,
+)  # fmt: skip
 from kvstore.statistics import Count, Counters, State, TierHealth
 from kvstore.transfers import TransferPool
 
@@ -70,6 +80,7 @@ class TierSpec:
     """What a tier is made of; the store owns ``backend`` and ``policy`` from then on.
 
     ``codec`` is the lossless form that it writes blocks in; it reads all forms that the store knows.
+    ``make_policy`` makes the orders of groups that have a quota here; ``None``: none may have.
     """
 
     config: TierConfig
@@ -77,6 +88,7 @@ class TierSpec:
     policy: EvictionPolicy
     admission: Admission
     codec: Codec | None = None
+    make_policy: Callable[[], EvictionPolicy] | None = None
 
 
 class Tier:
@@ -181,6 +193,26 @@ class Tier:
         except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
             self._writing.failed(Count.DELETE_FAULTS, error)
             self._last_delete_fault = one_line(error)
+            return False
+        return True
+
+    @property
+    def can_amend(self) -> bool:
+        """Whether headers can be rewritten there."""
+        return isinstance(self._backend, Amending)
+
+    def amend(self, key: bytes, change: HeaderChange) -> bool:
+        """Rewrite a block's header; blocks on the medium. ``False``: not now, or after a fault.
+
+        A fault is counted and told to no breaker: a user of a server may be allowed to do all but this.
+        """
+        if not isinstance(self._backend, Amending) or self._writing.is_open():
+            return False
+        try:
+            if self._backend.amend(key, change):
+                self.counters.add(Count.AMENDED_HEADERS)
+        except Exception:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told
+            self.counters.add(Count.AMEND_FAULTS)
             return False
         return True
 

@@ -84,6 +84,13 @@ def test_the_example_in_a_transformers_script_runs_and_reuses(tmp_path: Path) ->
     assert ran.stdout.strip() == "48 tokens were not computed again", ran.stderr
 
 
+def test_the_example_of_pins_and_quotas_prints_what_it_says(tmp_path: Path) -> None:
+    example = python_in("docs/pins.md")
+    done = run_python("-c", example, folder=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == re.findall(r"^ *print\(.*  # (.*)$", example, re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", ["docs/backends.md", "docs/policies.md"])
 def test_the_examples_for_plugin_authors_pass_their_conformance_suite(page: str, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(python_in(page))

@@ -29,7 +29,7 @@ class Reader:
         attention = attention_for(model)
         self._pool = DevicePool(
             shape, blocks_each * len(passages), model.device, LeafFirstLRU(),
-            lambda _key, _parent: None, lambda _key: None, Clock(), layout_for(attention.layout, shape),
+            lambda *_: None, lambda *_: None, Clock(), layout_for(attention.layout, shape),
         )  # fmt: skip
         blocks = self._pool.allocate(self._pool.num_blocks) or []
         self._tables = [blocks[at : at + blocks_each] for at in range(0, len(blocks), blocks_each)]

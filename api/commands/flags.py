@@ -16,6 +16,7 @@ from api.settings_sources import flag_name, load_settings
 _METAVARS = (
     ("_bytes", "SIZE"), ("_s", "SECONDS"), ("_path", "DIR"), ("_file", "FILE"), ("model", "DIR"),
     ("lora", "NAME=DIR"),
+    ("record_trace", "FILE"), ("retention", "FILE"),
 )  # fmt: skip
 
 

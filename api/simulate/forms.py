@@ -2,20 +2,24 @@
 
 ``hash_ids`` names the blocks of the prompt, in order; the last one may be partial. Mooncake's form counts
 time in milliseconds and has blocks of 512 tokens; ``session`` and ``stop`` may be added. Qwen-Bailian's is
-known by its ``chat_id``, counts time in seconds and has blocks of 16. Other fields are passed over.
+known by its ``chat_id``, counts time in seconds and has blocks of 16. What a server has recorded is known
+by its first line, which says how large its blocks are. Other fields are passed over.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from engine_adapter.trace_file import FORM, VERSION
 
 Hash = int | str
 
 _MOST_TOKENS = 10**9
 _MOST_MS = 1e15
+_MOST_S = 1e10
 _NO_PARENT = -1
 
 
@@ -25,10 +29,15 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is fixed in a form: the size of its blocks, and its unit of time in milliseconds."""
+    """What is fixed in a form: the size of its blocks, and its unit of time in milliseconds.
+
+    One that a server has recorded may be out of order, and gives blocks ``ttl_s`` where a request does not.
+    """
 
     block_tokens: int
     unit_ms: float
+    is_recorded: bool = False
+    ttl_s: float | None = None
 
 
 MOONCAKE = Form(block_tokens=512, unit_ms=1.0)
@@ -46,6 +55,11 @@ class Fields:
     stop: str | None
     chat: Hash | None
     parent_chat: Hash | None
+    answer: Sequence[Hash] = ()
+    output_tokens: int = 0
+    ttl_s: float | None = None
+    end_session: bool = False
+    expected_pause_s: float | None = None
 
 
 def parse_line(line: bytes) -> Mapping[str, Any]:
@@ -60,8 +74,17 @@ def parse_line(line: bytes) -> Mapping[str, Any]:
 
 
 def form_of(parsed: Mapping[str, Any]) -> Form:
-    """Return the form of a trace by its first line."""
-    return BAILIAN if "chat_id" in parsed else MOONCAKE
+    """Return the form of a trace by its first line. Raises ``MalformedError`` for one that is not known."""
+    if "form" not in parsed:
+        return BAILIAN if "chat_id" in parsed else MOONCAKE
+    form, version = parsed["form"], parsed.get("version")
+    if (form, version) != (FORM, VERSION):
+        known = f"{FORM} of version {VERSION}"
+        raise MalformedError(f"its form is {_shown(form)} of version {_shown(version)}; known is {known}")
+    block_tokens = _tokens(parsed, "block_tokens")
+    if not block_tokens:
+        raise MalformedError("block_tokens must be above 0")
+    return Form(block_tokens, 1.0, is_recorded=True, ttl_s=_seconds(parsed, "default_ttl_s"))
 
 
 def parse_fields(parsed: Mapping[str, Any], form: Form) -> Fields:
@@ -72,14 +95,27 @@ def parse_fields(parsed: Mapping[str, Any], form: Form) -> Fields:
         parent_chat = _name(parsed, "parent_chat_id")
         if chat is None:
             raise MalformedError("chat_id is missing")
-    return Fields(
+    fields = Fields(
         _time_ms(parsed, form),
         _tokens(parsed, "input_length"),
-        _hashes(parsed),
+        _hashes(parsed, "hash_ids"),
         _name(parsed, "session"),
         _stop(parsed),
         chat,
         None if parent_chat == _NO_PARENT else parent_chat,
+    )
+    return _with_what_was_recorded(fields, parsed, form) if form.is_recorded else fields
+
+
+def _with_what_was_recorded(fields: Fields, parsed: Mapping[str, Any], form: Form) -> Fields:
+    ttl_s = _seconds(parsed, "ttl_s")
+    return replace(
+        fields,
+        answer=_hashes(parsed, "answer_ids") if "answer_ids" in parsed else (),
+        output_tokens=_tokens(parsed, "output_length"),
+        ttl_s=form.ttl_s if ttl_s is None else ttl_s,
+        end_session=parsed.get("end_session") is True,
+        expected_pause_s=_seconds(parsed, "expected_pause_s"),
     )
 
 
@@ -97,10 +133,19 @@ def _tokens(parsed: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _hashes(parsed: Mapping[str, Any]) -> Sequence[Hash]:
-    value = parsed.get("hash_ids")
+def _seconds(parsed: Mapping[str, Any], name: str) -> float | None:
+    value = parsed.get(name)
+    if value is None:
+        return None
+    if type(value) not in {int, float} or not 0 <= value <= _MOST_S:
+        raise _odd(parsed, name, "seconds, from 0 on")
+    return float(value)
+
+
+def _hashes(parsed: Mapping[str, Any], name: str) -> Sequence[Hash]:
+    value = parsed.get(name)
     if not isinstance(value, list) or not {int, str}.issuperset(map(type, value)):
-        raise _odd(parsed, "hash_ids", "a list of numbers or strings")
+        raise _odd(parsed, name, "a list of numbers or strings")
     return value
 
 

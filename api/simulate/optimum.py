@@ -36,13 +36,18 @@ class Span(NamedTuple):
 
 
 def next_uses(trace: Trace) -> list[list[Span]]:
-    """Return for each request which of its blocks are used again, and by which request."""
+    """Return for each request which of its blocks are used again, and by which request.
+
+    The blocks of its answer are among them. Whatever an answer fills is made anew: until then nobody uses it.
+    """
     used_by = [_NEVER] * trace.num_blocks
     uses: list[list[Span]] = []
     for number in range(len(trace.requests) - 1, -1, -1):
-        blocks = trace.requests[number].blocks
-        uses.append(_spans([used_by[block] for block in blocks]))
-        for block in blocks:
+        request = trace.requests[number]
+        uses.append(_spans([used_by[block] for block in (*request.blocks, *request.answer)]))
+        for block in request.answer:
+            used_by[block] = _NEVER
+        for block in request.blocks:
             used_by[block] = number
     return uses[::-1]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from api.simulate.trace import Trace
+from api.simulate.worth import Account, Prices, Worth
 
 _REQUESTS_BETWEEN_REPORTS = 64
 
@@ -29,7 +30,8 @@ class Cell:
     """What a policy hits at a capacity.
 
     ``token_hit_ratio`` is of all prompt tokens, ``block_hit_ratio`` of all blocks named. ``mean_blocks`` is
-    how many are resident after a request, in the mean over all. The replay took ``seconds``.
+    how many are resident after a request, in the mean over all. The replay took ``seconds``. ``worth`` is
+    there where costs are given.
     """
 
     policy: str
@@ -38,6 +40,7 @@ class Cell:
     block_hit_ratio: float
     mean_blocks: float
     seconds: float
+    worth: Worth | None = None
 
 
 def replay(
@@ -46,14 +49,19 @@ def replay(
     capacity_blocks: int,
     cache: Cache,
     on_served: Callable[[int], None] = lambda _num: None,
+    prices: Prices | None = None,
 ) -> Cell:
     """Serve the whole trace; ``on_served`` hears now and then how many more requests were served."""
+    account = Account(prices, trace.block_tokens) if prices else None
     began_s = time.perf_counter()
     hit_tokens = hit_blocks = resident_blocks = 0
     for number, request in enumerate(trace.requests):
         num_hit = cache.serve(number)
         hit_blocks += num_hit
-        hit_tokens += min(num_hit * trace.block_tokens, request.input_tokens)
+        num_tokens = min(num_hit * trace.block_tokens, request.input_tokens)
+        hit_tokens += num_tokens
+        if account is not None:
+            account.add(num_tokens, request.input_tokens)
         resident_blocks += len(cache)
         if number % _REQUESTS_BETWEEN_REPORTS == 0:
             on_served(_REQUESTS_BETWEEN_REPORTS)
@@ -64,4 +72,5 @@ def replay(
         block_hit_ratio=hit_blocks / trace.num_accesses,
         mean_blocks=resident_blocks / len(trace.requests),
         seconds=time.perf_counter() - began_s,
+        worth=account.worth() if account else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -17,49 +17,41 @@ from api.simulate.trace import Trace
 from policies.wording import format_seconds
 
 
-class Prefill(NamedTuple):
-    """What a cell's hits are worth, in seconds: the mean TTFT, and the device's time that they save."""
-
-    mean_ttft_s: float
-    saved_s: float
-
-
-def prefill(trace: Trace, cell: Cell, tokens_per_s: float) -> Prefill:
-    """Return what hits are worth at a rate of computing, where hits cost nothing and nobody waits."""
-    all_s = trace.num_tokens / tokens_per_s
-    saved_s = all_s * cell.token_hit_ratio
-    return Prefill((all_s - saved_s) / len(trace.requests), saved_s)
-
-
-def report(trace: Trace, cells: Sequence[Cell], tokens_per_s: float | None) -> dict[str, Any]:
+def report(trace: Trace, cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the cells as JSON; ratios from 0 to 1, ``seconds`` of the replay."""
-    worth = [prefill(trace, cell, tokens_per_s)._asdict() if tokens_per_s else {} for cell in cells]
-    return {
-        "trace": trace.name,
-        "cells": [{**asdict(cell), **more} for cell, more in zip(cells, worth, strict=True)],
-    }
+    return {"trace": trace.name, "cells": [_cell_body(cell) for cell in cells]}
 
 
-def table(
-    trace: Trace, cells: Sequence[Cell], ttl_s: float | None, tokens_per_s: float | None
-) -> RenderableType:
+def _cell_body(cell: Cell) -> dict[str, Any]:
+    body = asdict(cell)
+    worth = body.pop("worth") or {}
+    return {**body, **worth}
+
+
+def table(trace: Trace, cells: Sequence[Cell], ttl_s: float | None) -> RenderableType:
     """Return one line for each cell, by capacity."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     headings = "capacity", "policy", "tokens hit", "blocks hit", "LRU to OPT", "mean blocks", "replay"
-    for heading in (*headings, *(("mean TTFT", "saved") if tokens_per_s else ())):
+    for heading in (*headings, *(("mean TTFT", "saved") if any(cell.worth for cell in cells) else ())):
         shown.add_column(heading, justify="left" if heading == "policy" else "right")
     by_capacity = sorted(cells, key=lambda cell: cell.capacity_blocks)
     for cell, next_cell in zip(by_capacity, [*by_capacity[1:], None], strict=True):
         is_last = next_cell is None or next_cell.capacity_blocks != cell.capacity_blocks
-        worth = prefill(trace, cell, tokens_per_s) if tokens_per_s else ()
-        shown.add_row(*_row(cell, cells), *map(format_seconds, worth), end_section=is_last)
+        shown.add_row(*_row(cell, cells), end_section=is_last)
     span_s = (trace.requests[-1].at_ms - trace.requests[0].at_ms) / 1000
     what = (
         f"{trace.name}: {len(trace.requests):,} requests in {span_s:,.0f} s, {trace.num_accesses:,} blocks of"
-        f" {trace.block_tokens} tokens, {trace.num_blocks:,} of them different"
+        f" {trace.block_tokens} tokens, {trace.num_blocks:,} {_different(trace)}"
     )
-    lines = [what] if ttl_s is None else [what, f"TTL: {ttl_s:g} s, but for {OPTIMUM}"]
+    lines = [what, *trace.notes]
+    if ttl_s is not None:
+        lines.append(f"TTL: {ttl_s:g} s, but for {OPTIMUM}")
     return Group(*map(Text, lines), shown)
+
+
+def _different(trace: Trace) -> str:
+    has_answers = any(request.answer for request in trace.requests)
+    return "different ones with those of answers" if has_answers else "of them different"
 
 
 def share_of_the_way(cell: Cell, cells: Sequence[Cell]) -> float | None:
@@ -81,4 +73,5 @@ def _row(cell: Cell, cells: Sequence[Cell]) -> list[str]:
         "" if share is None else f"{share:.1%}",
         f"{cell.mean_blocks:,.0f}",
         f"{cell.seconds:.1f} s",
+        *((format_seconds(cell.worth.mean_ttft_s), format_seconds(cell.worth.saved_s)) if cell.worth else ()),
     ]

@@ -1,94 +1,52 @@
-"""One tier without its bytes: the books, policy and ends that a live tier has, at the trace's time."""
+"""A tier that serves the requests of a trace."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from api.simulate.trace import Trace
-from kvstore.ends import Ends
-from kvstore.ledger import Ledger
-from kvstore.record import Record
+from kvstore.hints import Hint
 from kvstore.seams import EvictionPolicy
-
-_BLOCK_BYTES = 1
-_MOST_REMOVED_AT_ONCE = 64
+from policies.simulated_tier import SimulatedTier
 
 
-class SimulatedTier:
-    """Serves a trace's requests as a store with one memory tier would, every block counting as one byte.
+class TracedTier:
+    """A tier without its bytes, to which a trace's requests come by their number.
 
-    A request's blocks are held while it is served. Those that are there are touched, the last one first; then
-    the missing ones are stored, the first one first, as far as there is room. ``ttl_s`` is the soft TTL that
-    each request gives its blocks; like a store, a lookup removes at most 64 blocks whose time is over.
+    ``ttl_s`` is the soft TTL that each request gives its blocks; ``None``: what the trace says.
+    ``hints`` are told after each request; ``None``: nothing is told.
     """
 
     def __init__(
-        self, trace: Trace, policy: EvictionPolicy, capacity_blocks: int, ttl_s: float | None = None
+        self,
+        trace: Trace,
+        policy: EvictionPolicy,
+        capacity_blocks: int,
+        ttl_s: float | None = None,
+        hints: Sequence[Hint] | None = None,
     ) -> None:
+        has_ends = ttl_s is not None or any(request.ttl_s is not None for request in trace.requests)
+        self._tier = SimulatedTier(policy, capacity_blocks, has_ends=has_ends)
         self._trace = trace
-        self._policy = policy
-        self._ledger = Ledger(capacity_blocks * _BLOCK_BYTES, policy)
-        self._ttl_ms = None if ttl_s is None else round(ttl_s * 1000)
-        self._records: dict[bytes, Record] = {}  # of blocks that have an end
-        self._ends = Ends(self._records)
+        self._ttl_s = ttl_s
+        self._hints = hints
 
     def __len__(self) -> int:
-        return len(self._ledger.held)
+        return len(self._tier)
 
     def serve(self, number: int) -> int:
         """Serve a request; returns how many of its blocks were hit, from the first."""
         request, key_of = self._trace.requests[number], self._trace.keys
         keys = [key_of[block] for block in request.blocks]
-        is_found = self._find(keys, int(request.at_ms))
-        now_s, touch = request.at_ms / 1000, self._policy.touch
-        for key, found in zip(reversed(keys), reversed(is_found), strict=True):
-            if found:
-                touch(key, now_s)
-        if all(is_found):
-            return len(keys)
-        self._store(keys, int(request.at_ms), now_s)
-        return is_found.index(False)
+        answer = [key_of[block] for block in request.answer]
+        ttl_s = request.ttl_s if self._ttl_s is None else self._ttl_s
+        hint = None if self._hints is None else self._hints[number]
+        return self._tier.serve(keys, request.at_ms, ttl_s, answer, hint)
 
     def resident(self) -> set[bytes]:
         """Return the keys of the blocks that are there, those whose time is over included."""
-        return set(self._ledger.held)
+        return self._tier.resident()
 
     def check(self) -> None:
         """Raise ``InvariantError`` when the books contradict each other."""
-        self._ledger.check()
-
-    def _find(self, keys: Sequence[bytes], now_ms: int) -> list[bool]:
-        """Say which blocks are there and alive; their ends are put off."""
-        if self._ttl_ms is None:
-            return list(map(self._ledger.held.__contains__, keys))
-        for ended in self._ends.due(now_ms, _MOST_REMOVED_AT_ONCE):
-            self._let_go(ended.key)
-        records = list(map(self._records.get, keys))
-        is_found = [record is not None and not record.is_expired(now_ms) for record in records]
-        for record in records:
-            if record is not None:  # also one whose time is over: when it is offered again, it is here
-                record.extend(now_ms + self._ttl_ms)
-        return is_found
-
-    def _store(self, keys: Sequence[bytes], now_ms: int, now_s: float) -> None:
-        """Store the blocks that are not there, until there is no room."""
-        ledger, parent = self._ledger, b""
-        is_in_use = frozenset(keys).__contains__
-        for key in keys:
-            if key not in ledger.held:
-                room = ledger.reserve(key, _BLOCK_BYTES, is_in_use)
-                if room is None:
-                    return
-                for victim in room.victims:
-                    self._records.pop(victim, None)
-                    ledger.confirm_removal(victim)
-                ledger.settle(room, parent, now_s)
-                if self._ttl_ms is not None:
-                    self._records[key] = Record(key, parent, soft_ms=now_ms + self._ttl_ms)
-                    self._ends.note(self._records[key])
-            parent = key
-
-    def _let_go(self, key: bytes) -> None:
-        if self._ledger.begin_removal(key):
-            self._ledger.confirm_removal(key)
-        self._records.pop(key, None)
+        self._tier.check()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import lzma
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from api.simulate.forms import Fields, Form, Hash, MalformedError, form_of, parse_fields, parse_line
 from kvstore.errors import ConfigError, TraceError
@@ -21,13 +21,20 @@ _KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One request. ``blocks`` are the numbers of its prompt's blocks, in order."""
+    """One request. ``blocks`` are the numbers of its prompt's blocks, in order.
+
+    ``answer`` are those of the whole blocks that its answer fills behind them.
+    """
 
     at_ms: float
     input_tokens: int
     blocks: array[int]
     session: Hash | None = None
     stop: str | None = None
+    answer: Sequence[int] = ()
+    ttl_s: float | None = None
+    end_session: bool = False
+    expected_pause_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Trace:
     requests: Sequence[TracedRequest]
     num_blocks: int
     """How many different blocks there are."""
+    notes: tuple[str, ...] = ()
+    """What people should know of how it was read."""
 
     @cached_property
     def keys(self) -> list[bytes]:
@@ -65,9 +74,9 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def walk(self, hashes: Sequence[Hash]) -> array[int]:
-        """Return the numbers of a prompt's blocks; those not met before get the next ones."""
-        numbers, number_of, parent = array("I"), self._numbers, -1
+    def walk(self, hashes: Sequence[Hash], parent: int = -1) -> array[int]:
+        """Return the numbers of blocks behind block ``parent`` (-1: none); new ones get the next numbers."""
+        numbers, number_of = array("I"), self._numbers
         for block_hash in hashes:
             parent = number_of.setdefault((parent, block_hash), len(number_of))
             numbers.append(parent)
@@ -91,7 +100,8 @@ def read_trace(file: Path, block_tokens: int | None = None) -> Trace:
     if not reader.num_blocks:
         reason = "no request has a block (hash_ids)" if requests else "it holds no request"
         raise TraceError(file, None, reason)
-    return Trace(_name(file), reader.block_tokens, requests, reader.num_blocks)
+    requests.sort(key=lambda request: request.at_ms)
+    return Trace(_name(file), reader.block_tokens, requests, reader.num_blocks, tuple(reader.notes))
 
 
 class _Reader:
@@ -99,6 +109,7 @@ class _Reader:
 
     def __init__(self, file: Path, block_tokens: int | None) -> None:
         self.line_number = 0
+        self.notes: list[str] = []
         self._file = file
         self._block_tokens = block_tokens
         self._form: Form | None = None
@@ -118,34 +129,71 @@ class _Reader:
 
     def requests(self, stream: IO[bytes]) -> Iterator[TracedRequest]:
         """Yield the request of every line that is not blank. Raises ``TraceError``."""
+        for line in self._lines(stream):
+            try:
+                parsed = parse_line(line)
+                if self._form is None:
+                    self._form = self._begin(parsed)
+                    if self._form.is_recorded:
+                        continue
+                yield self._request(parsed, self._form)
+            except MalformedError as error:
+                if self._is_cut_off(line):
+                    self.notes.append(f"line {self.line_number}, the last one, is cut off and was left out")
+                    return
+                raise TraceError(self._file, self.line_number, str(error)) from None
+
+    def _lines(self, stream: IO[bytes]) -> Iterator[bytes]:
         for self.line_number in count(1):
             line = stream.readline(_MOST_LINE_BYTES)
             if not line:
                 return
-            if line.isspace():
-                continue
-            try:
-                yield self._request(line)
-            except MalformedError as error:
-                raise TraceError(self._file, self.line_number, str(error)) from None
+            if len(line) == _MOST_LINE_BYTES:
+                reason = f"the line is longer than {_MOST_LINE_BYTES} bytes"
+                raise TraceError(self._file, self.line_number, reason)
+            if not line.isspace():
+                yield line
 
-    def _request(self, line: bytes) -> TracedRequest:
-        if len(line) == _MOST_LINE_BYTES:
-            raise MalformedError(f"the line is longer than {_MOST_LINE_BYTES} bytes")
-        parsed = parse_line(line)
-        self._form = self._form or form_of(parsed)
-        fields = parse_fields(parsed, self._form)
-        num_most = -(-fields.input_tokens // self.block_tokens)
-        if len(fields.hashes) > num_most:
-            raise MalformedError(
-                f"hash_ids names {len(fields.hashes)} blocks, but {fields.input_tokens} tokens fill"
-                f" {num_most} of {self.block_tokens} tokens"
-            )
-        if fields.at_ms < self._at_ms:
+    def _begin(self, parsed: Mapping[str, Any]) -> Form:
+        """Return the form, by the first line."""
+        form = form_of(parsed)
+        if form.is_recorded and self._block_tokens not in {None, form.block_tokens}:
+            reason = f"its blocks are of {form.block_tokens} tokens, whatever --block-tokens says"
+            raise MalformedError(reason)
+        return form
+
+    def _is_cut_off(self, line: bytes) -> bool:
+        """Say whether a server was ended while it wrote this line of its recording."""
+        return self._form is not None and self._form.is_recorded and not line.endswith(b"\n")
+
+    def _request(self, parsed: Mapping[str, Any], form: Form) -> TracedRequest:
+        fields = parse_fields(parsed, form)
+        self._require_blocks_fit("hash_ids", len(fields.hashes), fields.input_tokens)
+        num_all = len(fields.hashes) + len(fields.answer)
+        self._require_blocks_fit("answer_ids", num_all, fields.input_tokens + fields.output_tokens)
+        if fields.at_ms < self._at_ms and not form.is_recorded:
             raise MalformedError("timestamp is before that of the line above: sort the trace by time")
         self._at_ms = fields.at_ms
         blocks = self._tree.walk(fields.hashes)
-        return TracedRequest(fields.at_ms, fields.input_tokens, blocks, self._session(fields), fields.stop)
+        return TracedRequest(
+            fields.at_ms,
+            fields.input_tokens,
+            blocks,
+            self._session(fields),
+            fields.stop,
+            self._tree.walk(fields.answer, blocks[-1] if blocks else -1) if fields.answer else (),
+            fields.ttl_s,
+            fields.end_session,
+            fields.expected_pause_s,
+        )
+
+    def _require_blocks_fit(self, name: str, num: int, num_tokens: int) -> None:
+        num_most = -(-num_tokens // self.block_tokens)
+        if num > num_most:
+            raise MalformedError(
+                f"{name} names {num} blocks, but {num_tokens} tokens fill"
+                f" {num_most} of {self.block_tokens} tokens"
+            )
 
     def _session(self, fields: Fields) -> Hash | None:
         """Return the session that is named, or the first chat of those that follow each other."""

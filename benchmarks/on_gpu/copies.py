@@ -92,7 +92,7 @@ def _kv_shape(bench: Bench) -> KVShape:
 
 
 def _pool(bench: Bench, shape: KVShape, num_blocks: int, layout: Layout) -> DevicePool:
-    def ignore(*_facts: bytes) -> None:
+    def ignore(*_facts: object) -> None:
         """Nobody wants to know."""
 
     return DevicePool(shape, num_blocks, bench.device, LeafFirstLRU(), ignore, ignore, Clock(), layout)

@@ -17,6 +17,7 @@ from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.constraints import Constraints
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.engine.departing import Departing
 from engine_adapter.engine.detokenize import TextStreams
 from engine_adapter.engine.events import Completion, Event, Finished, OnEvent
 from engine_adapter.engine.explaining import Explainer, Explanation
@@ -36,6 +37,8 @@ from engine_adapter.engine.verifying import Verifier
 from engine_adapter.engine.worker import Worker
 from kvstore.clock import Clock
 from kvstore.errors import OverloadedError, PromptTooLongError, RequestError
+from kvstore.keys import chain_keys
+from kvstore.served import OnServed
 from kvstore.store import TieredStore
 
 Handle = NewType("Handle", range)
@@ -64,8 +67,12 @@ class Engine:
         costs: CostBook,
         config: EngineConfig | None = None,
         clock: Clock | None = None,
+        on_served: Seq[OnServed] = (),
     ) -> None:
-        """``costs`` hears of the store's transfers; it is the engine's from here on."""
+        """``costs`` hears of the store's transfers; it is the engine's from here on.
+
+        ``on_served`` hears of each request that has ended.
+        """
         self.config = config = config or EngineConfig()
         self.mode = config.mode
         self.constraints = Constraints(tokenizer, model.vocab_size, model.eos_token_ids)
@@ -91,10 +98,11 @@ class Engine:
         )
         self._loop = Loop(
             model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._accounts,
-            self._clock,
+            Departing(on_served, self._clock, block_tokens), self._clock,
         )  # fmt: skip
         self._lock = Lock()
         self._num_submitted = 0
+        store.watch_device(self._worker.wake)
         self._worker.start(self._loop)
 
     def submit(self, request: Request, on_event: OnEvent) -> Handle:
@@ -175,6 +183,19 @@ class Engine:
         request = Request(prompt_ids, salt=salt, lora=lora)
         self._require_servable(request)
         return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
+
+    def prefix_keys(self, prompt_ids: Seq[int], salt: str = "", lora: str | None = None) -> list[bytes]:
+        """Return the keys of a prompt's whole blocks, by which the store knows it; shared media are asked.
+
+        Thread-safe. Blocks on the media for some seconds at most. Raises what ``submit`` raises for a prompt,
+        or ``StoreClosedError``.
+        """
+        self._require_servable(Request(prompt_ids, salt=salt, lora=lora))
+        namespace = self._prefix.namespace_of(salt, lora)
+        self._prefix.store.register_namespace(namespace)
+        keys = chain_keys(namespace.digest, prompt_ids, namespace.block_tokens)
+        self._explainer.find(keys)
+        return keys
 
     def statistics(self) -> EngineStatistics:
         """Return counts and what there is now; never blocks."""

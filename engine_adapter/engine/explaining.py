@@ -98,14 +98,14 @@ class Explainer:
         """
         namespace = self._prefix.namespace_of(request.salt, request.lora)
         keys = chain_keys(namespace.digest, request.prompt_ids, namespace.block_tokens)
-        tiers = self._find(keys)
+        tiers = self.find(keys)
         costs = self._costs(_for_plan(tiers, mode), request, num_waiting)
         plan = self._planner.decide(costs)
         miss = first_miss(self._store, keys, tiers, namespace.block_tokens)
         if miss is not None and miss.cause is Cause.NEVER_STORED:
             self._relatives.refresh()
             others = self._relatives.of(namespace)
-            miss = traced(miss, namespace, others, request.prompt_ids, self._find)
+            miss = traced(miss, namespace, others, request.prompt_ids, self.find)
         return Explanation(
             namespace=namespace.label,
             mode=mode,
@@ -119,7 +119,7 @@ class Explainer:
             miss=miss,
         )
 
-    def _find(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
+    def find(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
         """Return each block's fastest tier, after shared media were asked."""
         ends_s = self._clock.monotonic_s() + self._answer_s
         inquiry = self._store.inquire(keys, ends_s, block_bytes=self._prefix.pool.shape.block_bytes)

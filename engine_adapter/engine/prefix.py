@@ -67,7 +67,7 @@ class PrefixCache:
         if self.can_allocate(num_missing + num_spare, waits=False):
             missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
         if missing is None:
-            self.pool.release(shared.values())
+            self.pool.release(shared.values(), is_used=False)
             return False
         fresh = iter(missing)
         sequence.restart()
@@ -187,6 +187,11 @@ class PrefixCache:
         self.traffic.store_all()
         self.pool.clear()
 
+    def let_go_of_ended(self) -> None:
+        """Drop blocks of the pool whose time is over, but for those that sequences still use."""
+        if ended := self.store.over_on_device():
+            self.pool.discard(ended)
+
     def grow(self, sequence: Sequence) -> bool:
         """Make sure that the next token has a block; ``False`` when none is available."""
         if sequence.num_computed < len(sequence.blocks) * self._step:
@@ -202,6 +207,14 @@ class PrefixCache:
     def keys_between(self, sequence: Sequence, start: int, end: int) -> list[bytes]:
         """Return the keys of the whole blocks that positions ``start`` to ``end`` touch."""
         return sequence.keys[start // self._step : self.blocks_for(end)]
+
+    def wanted_keys(self, sequence: Sequence) -> list[bytes]:
+        """Return the keys of the blocks that a sequence which waits is going to look up."""
+        return self._prefill_keys(sequence) if sequence.cache.reads else []
+
+    def computed_keys(self, sequence: Sequence) -> list[bytes]:
+        """Return the keys of the whole blocks that are there thanks to a sequence, or were for it."""
+        return sequence.keys[: sequence.num_computed // self._step]
 
     def can_allocate(self, num: int, *, waits: bool = True) -> bool:
         """Say whether the pool has ``num`` blocks, storing those that wait for it if that frees them.
@@ -265,7 +278,8 @@ class PrefixCache:
     def _publish(self, sequence: Sequence, index: int) -> None:
         """Publish a full block; when another one has its key already, use that one."""
         key, own = sequence.keys[index], sequence.blocks[index]
-        if self.pool.publish(own, key, sequence.parent_key(index)) or not sequence.cache.reads:
+        is_published = self.pool.publish(own, key, sequence.parent_key(index), sequence.namespace)
+        if is_published or not sequence.cache.reads:
             return
         if (published := self._acquire_living(key)) is not None:
             sequence.blocks[index] = published

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvstore.errors import RequestError
+from kvstore.retention import MAX_LIFETIME_S
 
 if TYPE_CHECKING:  # it brings torch, which the settings, whose bounds are here, must not wait for
     from engine_adapter.engine.constraints import Constraint
@@ -18,7 +19,7 @@ MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
 MAX_PRIORITY = 2**31 - 1
 MAX_NAME_CHARACTERS = 1024
-MAX_DURATION_S = 10 * 365 * 86_400
+MAX_DURATION_S = MAX_LIFETIME_S
 """Ten years, far within what blocks can be marked with."""
 
 

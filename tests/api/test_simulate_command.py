@@ -46,7 +46,8 @@ def test_a_rate_turns_hits_into_seconds(tmp_path: Path) -> None:
     done = run(CONVERSATION, *flags)
     (cell,) = json.loads(file.read_text())["cells"]
     num_tokens = read_trace(CONVERSATION).num_tokens
-    assert cell["saved_s"] == pytest.approx(cell["token_hit_ratio"] * num_tokens / 1000)
+    # Of a prompt that is hit as a whole the last token is computed.
+    assert cell["saved_s"] == pytest.approx(cell["token_hit_ratio"] * num_tokens / 1000, rel=1e-4)
     assert cell["mean_ttft_s"] * 400 + cell["saved_s"] == pytest.approx(num_tokens / 1000)
     assert f"{cell['saved_s']:.0f} s" in done.stdout
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from api.simulate.optimum import Optimum, next_uses
 from api.simulate.replay import replay
-from api.simulate.tier import SimulatedTier
+from api.simulate.tier import TracedTier
 from api.simulate.trace import PrefixTree, Trace, TracedRequest, read_trace
 from backends.host import HostBackend
 from kvstore.arena import Arena
@@ -87,7 +87,7 @@ def optimal_hits(trace: Trace, capacity: int) -> Iterator[int]:
 @given(PROMPTS, st.integers(1, 12))
 def test_lru_hits_what_a_plain_lru_hits(prompts: list[list[int]], capacity: int) -> None:
     trace = trace_of(prompts)
-    tier = SimulatedTier(trace, LeafFirstLRU(), capacity)
+    tier = TracedTier(trace, LeafFirstLRU(), capacity)
     assert [tier.serve(number) for number in range(len(prompts))] == list(lru_hits(trace, capacity))
     tier.check()
     assert len(tier) <= capacity
@@ -107,7 +107,7 @@ def test_the_optimum_keeps_the_nearest_next_uses(prompts: list[list[int]], capac
 
 def test_a_prompt_longer_than_the_cache_leaves_its_head() -> None:
     trace = trace_of([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]])
-    tier = SimulatedTier(trace, LeafFirstLRU(), 3)
+    tier = TracedTier(trace, LeafFirstLRU(), 3)
     assert (tier.serve(0), len(tier), tier.serve(1)) == (0, 3, 3)
     assert tier.resident() == set(trace.keys[:3])
     optimum = Optimum(next_uses(trace), 3)
@@ -117,7 +117,7 @@ def test_a_prompt_longer_than_the_cache_leaves_its_head() -> None:
 def test_a_replay_counts_tokens_blocks_and_what_stays() -> None:
     requests = [TracedRequest(0.0, 10, array("I", [0, 1, 2])), TracedRequest(1.0, 10, array("I", [0, 1, 2]))]
     cell = replay(
-        Trace("two", 4, requests, 3), "lru", 2, SimulatedTier(Trace("two", 4, requests, 3), LeafFirstLRU(), 2)
+        Trace("two", 4, requests, 3), "lru", 2, TracedTier(Trace("two", 4, requests, 3), LeafFirstLRU(), 2)
     )
     assert (cell.token_hit_ratio, cell.block_hit_ratio, cell.mean_blocks) == (8 / 20, 2 / 6, 2.0)
 
@@ -136,7 +136,7 @@ def test_the_samples_are_hit_as_often_as_plain_replays_say(
     sample: str, capacity: int, lru: float, optimum: float
 ) -> None:
     trace = read_trace(TRACES / f"{sample}.jsonl.xz")
-    found = replay(trace, "lru", capacity, SimulatedTier(trace, LeafFirstLRU(), capacity))
+    found = replay(trace, "lru", capacity, TracedTier(trace, LeafFirstLRU(), capacity))
     best = replay(trace, "OPT", capacity, Optimum(next_uses(trace), capacity))
     assert found.token_hit_ratio == pytest.approx(lru, abs=1e-4)
     assert best.token_hit_ratio == pytest.approx(optimum, abs=1e-4)
@@ -146,7 +146,7 @@ def test_the_samples_are_hit_as_often_as_plain_replays_say(
 @pytest.mark.parametrize(("ttl_s", "num_hit"), [(None, 2), (10.0, 2), (9.999, 1)])
 def test_blocks_end_when_their_time_is_over(ttl_s: float | None, num_hit: int) -> None:
     trace = trace_of([[1, 2], [1], [1, 2]], [0.0, 5_000.0, 9_999.5])
-    tier = SimulatedTier(trace, LeafFirstLRU(), 8, ttl_s)
+    tier = TracedTier(trace, LeafFirstLRU(), 8, ttl_s)
     tier.serve(0)
     assert tier.serve(1) == 1
     assert tier.serve(2) == num_hit
@@ -220,7 +220,7 @@ def test_a_live_tier_and_the_simulator_decide_alike(
     times_ms = [1000.0 + sum(gaps_ms[: at + 1]) for at in range(len(prompts))]
     trace = trace_of(prompts, times_ms)
     live = LiveTier(trace, capacity, make_policy(), ttl_s)
-    simulated = SimulatedTier(trace, make_policy(), capacity, ttl_s)
+    simulated = TracedTier(trace, make_policy(), capacity, ttl_s)
     for number in range(len(prompts)):
         assert simulated.serve(number) == live.serve(number)
         assert simulated.resident() == live.resident()

@@ -29,8 +29,8 @@ from backends import disk_frames, disk_index
 from backends.disk import DiskBackend
 from backends.disk_journal import RECORD_BYTES, Entry, deleted_record, put_record, replay
 from kvstore.arena import Arena
+from kvstore.conformance.amending import AmendingConformance
 from kvstore.conformance.backend import (
-    BackendConformance,
     get,
     make_header,
     make_key,
@@ -70,7 +70,7 @@ def writing_half_then(error_number: int) -> AbstractContextManager[object]:
     return mock.patch("os.pwritev", pwritev)
 
 
-class DiskConformance(BackendConformance):
+class DiskConformance(AmendingConformance):
     survives = True
 
     def make_backend(self, tmp_path: Path) -> DiskBackend:

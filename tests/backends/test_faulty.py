@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backends.disk import DiskBackend
 from backends.faulty import (
     Fault,
     Faulty,
@@ -24,8 +27,8 @@ from kvstore.conformance.backend import BackendConformance
 from kvstore.conformance.frames import get, make_key, make_payload, put, want_of
 from kvstore.conformance.streaming import StreamingConformance
 from kvstore.errors import BackendError
-from kvstore.frame import HEADER_BYTES
-from kvstore.seams import Streaming
+from kvstore.frame import HEADER_BYTES, Expiry
+from kvstore.seams import Amending, Streaming
 
 NBYTES = 100
 
@@ -136,3 +139,15 @@ def test_a_damaged_put_reports_success() -> None:
     put(backend, make_key("c"), make_payload("c", NBYTES))
     with pytest.raises(AssertionError, match="do not belong together"):
         get(backend, make_key("c"), NBYTES)
+
+
+def test_an_amendment_is_passed_on_and_can_fail(tmp_path: Path) -> None:
+    with closing(DiskBackend(tmp_path)) as disk:
+        header = put(disk, make_key("a"), make_payload("a", NBYTES))
+        backend = Faulty(disk, [Fault(Operation.AMEND, fail(OSError("unplugged")), nth=2)])
+        assert isinstance(backend, Amending)
+        assert backend.amend(make_key("a"), lambda header: replace(header, expiry=Expiry(7)))
+        with pytest.raises(OSError, match="unplugged"):
+            backend.amend(make_key("a"), lambda header: replace(header, expiry=Expiry(8)))
+        assert list(disk.recover()) == [replace(header, expiry=Expiry(7))]
+    assert not isinstance(faulty(), Amending), "memory has no headers"

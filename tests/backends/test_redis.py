@@ -14,6 +14,7 @@ from backends import redis_manifests
 from backends.redis_backend import RedisBackend
 from backends.redis_layout import MANIFESTS, PART_BYTES, header_name, part_name
 from kvstore.clock import Clock
+from kvstore.conformance.amending import AmendingConformance
 from kvstore.conformance.frames import get, make_header, make_key, make_payload, put
 from kvstore.conformance.streaming import StreamingConformance
 from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum
@@ -21,7 +22,7 @@ from kvstore.seams import SharedMedium, Streaming, Want
 from tests.valkey import Valkey
 
 
-class RedisConformance(StreamingConformance):
+class RedisConformance(AmendingConformance, StreamingConformance):
     @pytest.fixture(autouse=True)
     def _server(self, valkey: Valkey) -> None:
         self.server = valkey

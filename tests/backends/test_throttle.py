@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backends.disk import DiskBackend
 from backends.host import HostBackend
 from backends.throttle import Throttled
 from kvstore.arena import Arena
@@ -13,7 +16,7 @@ from kvstore.conformance.frames import get, make_key, make_payload, put, want_of
 from kvstore.conformance.streaming import StreamingConformance
 from kvstore.errors import ConfigError
 from kvstore.frame import HEADER_BYTES, Expiry, Header
-from kvstore.seams import SharedMedium
+from kvstore.seams import Amending, SharedMedium
 
 BLOCK_BYTES = 1000 - HEADER_BYTES
 
@@ -137,3 +140,15 @@ def test_a_shared_medium_is_asked_through_it_and_the_answer_takes_the_line() -> 
     assert backend.resident([make_key(name) for name in "abc"]) == medium.there
     assert timeline.slept_s == [0.22]
     assert not isinstance(throttled(timeline)[0], SharedMedium)
+
+
+def test_an_amendment_takes_the_latency_and_a_header_on_the_line(tmp_path: Path) -> None:
+    timeline = Timeline()
+    with closing(DiskBackend(tmp_path)) as disk:
+        backend = Throttled(disk, HEADER_BYTES / 0.1, 0.02, timeline.clock(), timeline.sleep)
+        header = put(disk, make_key("a"), make_payload("a", BLOCK_BYTES))
+        assert isinstance(backend, Amending)
+        assert backend.amend(make_key("a"), lambda header: replace(header, expiry=Expiry(7)))
+        assert timeline.slept_s == [pytest.approx(0.12)]
+        assert list(disk.recover()) == [replace(header, expiry=Expiry(7))]
+    assert not isinstance(throttled(timeline)[0], Amending), "memory has no headers"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.sdpa import SdpaAttention
 from kvstore.arena import Arena
 from kvstore.clock import Clock
+from kvstore.served import OnServed
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierSpec
 from policies.lru import LeafFirstLRU
@@ -117,6 +118,7 @@ def make_rig(
         attention: AttentionBackend | None = None,
         graphs: GraphSetup | None = None,
         copies: Copies | None = None,
+        on_served: Sequence[OnServed] = (),
         **limits: Any,
     ) -> Rig:
         arena = pool_kind.arena((host_blocks + 64) * SLOT_BYTES, slab_bytes=2**18)
@@ -137,7 +139,7 @@ def make_rig(
         runner = ModelRunner(model.model, pool, attention, model.adapters, model.key_scales, graphs)
         config = EngineConfig(**limits)
         named = NamedPolicy("under test", policy or AlwaysLoad())
-        engine = Engine(model, tiny_tokenizer, pool, runner, store, named, costs, config, clock)
+        engine = Engine(model, tiny_tokenizer, pool, runner, store, named, costs, config, clock, on_served)
         rigs.append(Rig(engine, store, pool, arena, model))
         return rigs[-1]
 

@@ -82,7 +82,7 @@ def bench_of(
     bench = Bench(tiny_model(family))
     policy = LeafFirstLRU()
     bench.pool = DevicePool(
-        bench.pool.shape, num_blocks, "cpu", policy, lambda _k, _p: None, lambda _k: None, Clock(), layout
+        bench.pool.shape, num_blocks, "cpu", policy, lambda *_: None, lambda *_: None, Clock(), layout
     )
     bench.runner = ModelRunner(tiny_model(family), bench.pool, attention, graphs=graphs)
     return bench
@@ -263,7 +263,7 @@ def test_an_attention_that_plans_no_decodes_takes_no_block(recorder: Recorder) -
 def test_pools_in_8_bits_do_without(recorder: Recorder) -> None:
     model = tiny_model("llama")
     shape = KVShape(2, 2, 16, BLOCK_TOKENS, torch.int8, torch.bfloat16)
-    pool = DevicePool(shape, 8, "cpu", LeafFirstLRU(), lambda _k, _p: None, lambda _k: None, Clock())
+    pool = DevicePool(shape, 8, "cpu", LeafFirstLRU(), lambda *_: None, lambda *_: None, Clock())
     ModelRunner(model, pool, VarlenAttention(), None, torch.ones(2, 2, 16), recorder.setup())
     assert pool.num_blocks == 8
 

@@ -93,7 +93,7 @@ def plain_logits(
 
 def new_pool(shape: KVShape, num_blocks: int, layout: Layout = "layer-first") -> DevicePool:
     policy = LeafFirstLRU()
-    return DevicePool(shape, num_blocks, "cpu", policy, lambda _k, _p: None, lambda _k: None, Clock(), layout)
+    return DevicePool(shape, num_blocks, "cpu", policy, lambda *_: None, lambda *_: None, Clock(), layout)
 
 
 class Bench:
@@ -336,9 +336,7 @@ def test_bfloat16_stays_within_its_rounding() -> None:
 def test_a_real_model_continues_as_plain_generate_does(smollm2: Path) -> None:
     loaded = load_model(smollm2)
     policy = LeafFirstLRU()
-    pool = DevicePool(
-        loaded.kv_shape, 64, loaded.device, policy, lambda _k, _p: None, lambda _k: None, Clock()
-    )
+    pool = DevicePool(loaded.kv_shape, 64, loaded.device, policy, lambda *_: None, lambda *_: None, Clock())
     runner = ModelRunner(loaded.model, pool, SdpaAttention())
     prompt = list(range(500, 740, 3))
     blocks = pool.allocate(8)

@@ -13,7 +13,7 @@ from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.frame import HEADER_BYTES, Header, identify
 from kvstore.namespace import Namespace
-from kvstore.seams import Admission, BackendStats, Codec, OnTransfer, Want
+from kvstore.seams import Admission, BackendStats, Codec, EvictionPolicy, HeaderChange, OnTransfer, Want
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
 from policies.admission import whole_blocks_that_fit
@@ -105,6 +105,19 @@ class SharedDict(DictBackend):
 
 
 @dataclass
+class AmendingDict(DictBackend):
+    """A medium that rewrites headers in place."""
+
+    def amend(self, key: bytes, change: HeaderChange) -> bool:
+        self.fail("amend", key)
+        frame = self.frames.get(key)
+        if frame is None:
+            return False
+        self.frames[key] = change(Header.unpack(frame[0])).pack(), frame[1]
+        return True
+
+
+@dataclass
 class StreamDict(DictBackend):
     """A medium that reads several blocks in one exchange; ``exchanges`` are the keys of each."""
 
@@ -142,13 +155,14 @@ class Rig:
         codec: Codec | None = None,
         codecs: Sequence[Codec] = (),
         on_transfer: OnTransfer | None = None,
+        policy: Callable[[], EvictionPolicy] = LeafFirstLRU,
     ) -> TieredStore:
         """Return a store with the tiers ``host`` and ``disk``; a tier of 0 blocks is left out."""
         arena = Arena((host_blocks + staging_blocks) * BLOCK_BYTES, slab_bytes=4 * BLOCK_BYTES)
         specs = []
         if host_blocks:
             host = TierConfig("host", host_blocks * BLOCK_BYTES)
-            specs.append(TierSpec(host, HostBackend(arena), LeafFirstLRU(), admission))
+            specs.append(TierSpec(host, HostBackend(arena), policy(), admission, None, policy))
         if disk_blocks:
             disk_bytes = disk_blocks * self.medium.footprint(BLOCK_BYTES)
             disk = TierConfig(
@@ -160,7 +174,7 @@ class Rig:
                 max_queued_writes=max_queued_writes,
                 max_batch=max_batch,
             )
-            specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), admission, codec))
+            specs.append(TierSpec(disk, self.medium, policy(), admission, codec, policy))
         clock = Clock(lambda: self.now_s, lambda: round(self.now_s * 1000))
         store = TieredStore(specs, arena, config, clock, codecs=codecs, on_transfer=on_transfer)
         self.stores.append(store)

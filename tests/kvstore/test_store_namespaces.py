@@ -52,7 +52,7 @@ def test_a_tier_that_does_not_answer_is_left_out(rig: Rig, monkeypatch: pytest.M
 
 
 def test_tenants_without_number_do_not_fill_the_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifests, "_MAX_KNOWN", 3)
+    monkeypatch.setattr(manifests, "MAX_KNOWN", 3)
     store = rig.open(disk_blocks=0)
     spaces = [NAMESPACE.with_salt(str(number)) for number in range(5)]
     for space in spaces:

@@ -1,0 +1,186 @@
+"""The retention file: who may keep what, and for how long, as its TOML says it."""
+
+from __future__ import annotations
+
+import logging
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from api.quantities import parse_duration
+from api.setting_types import Bytes, Name
+from engine_adapter.retaining import PrefixRule, RetentionPlan
+from kvstore.errors import ConfigError
+from kvstore.namespace import salt_digest
+from kvstore.retention import MAX_LIFETIME_S, Lifetime, TenantRule
+
+_MOST_ENTRIES = 10_000
+_log = logging.getLogger(__name__)
+
+
+def _read_duration(value: object) -> object:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must not be true or false")  # noqa: TRY004 - pydantic shows these alone
+    return value
+
+
+Duration = Annotated[
+    float,
+    Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False),
+    BeforeValidator(_read_duration),
+    BeforeValidator(_no_bool),
+]
+Size = Annotated[Bytes, BeforeValidator(_no_bool)]
+Tier = Literal["host", "disk", "redis"]
+Quotas = dict[Tier, Size]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+def _by_name(quotas: Mapping[Tier, int]) -> dict[str, int]:
+    return {str(tier): quota for tier, quota in quotas.items()}
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class _Life(_Entry):
+    ttl: Duration | None = None
+    hard_ttl: Duration | None = None
+
+    def lifetime(self) -> Lifetime:
+        return Lifetime(self.ttl, self.hard_ttl)
+
+
+class _Rule(_Life):
+    quotas: Quotas = Field(default_factory=dict)
+    pin_bytes: Size = 0
+
+    def rule(self) -> TenantRule:
+        return TenantRule(self.lifetime(), _by_name(self.quotas), self.pin_bytes)
+
+
+class _Tenant(_Rule):
+    salt: SecretStr | None = None
+    salt_digest: Digest | None = None
+
+    @model_validator(mode="after")
+    def _is_somebody(self) -> Self:
+        if (self.salt is None) == (self.salt_digest is None):
+            raise ValueError("needs the tenant's salt or its salt_digest, one of both")
+        return self
+
+    @property
+    def digest(self) -> str:
+        if self.salt is None:
+            return self.salt_digest or ""
+        secret = self.salt.get_secret_value()
+        return salt_digest(secret) if secret else ""
+
+
+class _Namespace(_Entry):
+    quotas: Quotas
+
+
+class _Prefix(_Life):
+    text: Annotated[str, Field(min_length=1)] | None = None
+    token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    tenant: Name | None = None
+    lora: Name | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if (self.text is None) == (self.token_ids is None):
+            raise ValueError("needs the prefix as text or as token_ids, one of both")
+        if self.ttl is None and self.hard_ttl is None:
+            raise ValueError("needs a ttl, a hard_ttl, or both")
+        return self
+
+
+class _File(_Entry):
+    others: _Rule = Field(default_factory=_Rule)
+    tenants: Annotated[dict[Name, _Tenant], Field(max_length=_MOST_ENTRIES)] = Field(default_factory=dict)
+    namespaces: Annotated[dict[Digest, _Namespace], Field(max_length=_MOST_ENTRIES)] = Field(
+        default_factory=dict
+    )
+    prefixes: Annotated[list[_Prefix], Field(max_length=_MOST_ENTRIES)] = Field(default_factory=list)
+
+    def plan(self) -> RetentionPlan:
+        """Return what the file says. Raises ``ValueError`` for entries that contradict each other."""
+        tenants: dict[str, TenantRule] = {}
+        for name, tenant in self.tenants.items():
+            if tenant.digest in tenants:
+                raise ValueError(f"tenants.{name}: has the salt of another tenant")
+            tenants[tenant.digest] = tenant.rule()
+        prefixes = tuple(self._prefix(number, prefix) for number, prefix in enumerate(self.prefixes))
+        quotas = {bytes.fromhex(digest): _by_name(entry.quotas) for digest, entry in self.namespaces.items()}
+        return RetentionPlan(self.others.rule(), tenants, quotas, prefixes)
+
+    def _prefix(self, number: int, prefix: _Prefix) -> PrefixRule:
+        if prefix.tenant is not None and prefix.tenant not in self.tenants:
+            raise ValueError(f"prefixes.{number}.tenant: no tenant of this file is called {prefix.tenant}")
+        salt = self.tenants[prefix.tenant].digest if prefix.tenant is not None else ""
+        text = prefix.text or ""
+        tokens = tuple(prefix.token_ids or ())
+        return PrefixRule(f"prefixes.{number}", prefix.lifetime(), text, tokens, salt, prefix.lora)
+
+
+def read_retention(path: Path | None) -> RetentionPlan:
+    """Return what the file at ``path`` says; ``None``: no rules. Raises ``ConfigError``.
+
+    Nothing that it holds is repeated in an error or in the log: it may hold secrets.
+    """
+    if path is None:
+        return RetentionPlan()
+    values = _toml(path)
+    try:
+        file = _File.model_validate(values)
+        plan = file.plan()
+    except ValidationError as error:
+        raise ConfigError("retention", f"{path}: {_told(error.errors(include_url=False)[0])}") from None
+    except ValueError as error:
+        raise ConfigError("retention", f"{path}: {error}") from None
+    _warn_of_readers(path, file)
+    return plan
+
+
+def _toml(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError("retention", f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError("retention", f"{path} is not valid TOML: it is not UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError("retention", f"{path} is not valid TOML: {error}") from None
+
+
+def _told(fault: Any) -> str:
+    """Return where an entry stands and what is wrong with it, in one line, without what it holds."""
+    place = ".".join(str(part) for part in fault["loc"] if part != "[key]")
+    if fault["type"] == "extra_forbidden":
+        return f"{place}: there is no such field"
+    reason = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    return f"{place}: {reason}" if place else reason
+
+
+def _warn_of_readers(path: Path, file: _File) -> None:
+    holds_secrets = any(tenant.salt for tenant in file.tenants.values())
+    if holds_secrets and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        _log.warning("%s holds tenants' salts and others can read it: chmod 600, or give salt_digest", path)

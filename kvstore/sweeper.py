@@ -1,0 +1,58 @@
+"""Removes what has expired, and tries again what could not be written, while nobody asks for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Thread
+from weakref import WeakMethod
+
+from kvstore.clock import Clock
+from kvstore.index import ResidencyIndex
+from kvstore.placement import Placement
+
+_PERIOD_S = 0.5
+_PAUSE_S = 0.001
+
+
+class Sweeper:
+    """Looks twice a second whether blocks are due, on a thread, and lets others pass between a few of them.
+
+    ``on_over_in_pool`` is called on it while the engine's own pool has blocks whose time is over. The thread
+    ends with ``stop``, or when nobody has the store any more.
+    """
+
+    def __init__(self, placement: Placement, index: ResidencyIndex, clock: Clock) -> None:
+        self.on_over_in_pool: Callable[[], None] = _nothing
+        self._placement = placement
+        self._index = index
+        self._clock = clock
+        self._stopping = Event()
+        sweep = WeakMethod(self.sweep)
+        Thread(target=_run, args=(sweep, self._stopping), name="sweeper", daemon=True).start()
+
+    def sweep(self) -> bool:
+        """Remove a few blocks whose time is over; says whether there may be more."""
+        num_removed = self._placement.remove_due(self._clock.wall_ms())
+        if not num_removed:
+            self._placement.retry_headers()
+        if self._index.over_in_pool():
+            self.on_over_in_pool()
+        return num_removed > 0
+
+    def stop(self) -> None:
+        """Ask it to end; does not wait."""
+        self._stopping.set()
+
+
+def _run(sweep: WeakMethod[Callable[[], bool]], stopping: Event) -> None:
+    pause_s = _PERIOD_S
+    while not stopping.wait(pause_s):
+        sweep_some = sweep()
+        if sweep_some is None:
+            return
+        pause_s = _PAUSE_S if sweep_some() else _PERIOD_S
+        del sweep_some
+
+
+def _nothing() -> None:
+    """Nobody has a pool."""

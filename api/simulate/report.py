@@ -37,7 +37,7 @@ def table(trace: Trace, cells: Sequence[Cell], ttl_s: float | None) -> Renderabl
     """Return one line for each cell, by capacity."""
     by_capacity = sorted(cells, key=lambda cell: cell.capacity_blocks)
     rows = [_row(cell, cells) for cell in by_capacity]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, *values in zip(_HEADINGS[: len(rows[0])], *rows, strict=True):
         justify: Literal["left", "right"] = "left" if heading == "policy" else "right"
         shown.add_column(heading, justify=justify, min_width=max(map(len, [*heading.split(), *values])))

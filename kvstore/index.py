@@ -78,14 +78,22 @@ class ResidencyIndex(Residents):
             ledger.begin_removal(victim)
             return self._clear_bit(victim, bit, Cause.EVICTED)
 
-    def is_over(self, bit: int, key: bytes, now_ms: int) -> bool:
-        """Say whether a tier is to let go of a block whose time is over there."""
-        record = self._records.get(key)
-        if record is None:
-            return False
+    def begin_replacement(self, bit: int, key: bytes, now_ms: int) -> bool:
+        """Begin to remove a copy whose time in a tier is over, for another to take its place.
+
+        ``False``: there is none, or somebody holds it and no other is alive.
+        """
         with self._lock:
-            self._is_alive(record, now_ms)
-            return bool(record.over >> bit & 1)
+            record = self._records.get(key)
+            if record is None or not (record.over or now_ms >= record.sure_ms):
+                return False
+            is_alive = self._is_alive(record, now_ms)
+            if not record.over >> bit & 1 or (record.num_holds and not is_alive):
+                return False
+            if not self._ledger(bit).begin_removal(key):
+                return False
+            self._clear_bit(key, bit, Cause.EXPIRED)
+            return True
 
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""

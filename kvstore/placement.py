@@ -62,8 +62,7 @@ class Placement(Removal):
         ``stored_bytes`` is the block's length there, if that is not its raw one.
         """
         nbytes = facts.raw_bytes if stored_bytes is None else stored_bytes
-        if self._index.is_over(tier.bit, facts.key, self._clock.wall_ms()):
-            self.expire_at_once(tier, facts.key)
+        self.make_way(tier, facts.key, self._clock.wall_ms())
         reserved = self._index.reserve(tier.bit, facts, tier.footprint(nbytes))
         if reserved is None:
             return None

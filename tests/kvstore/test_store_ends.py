@@ -54,6 +54,7 @@ def test_a_copy_is_not_armed_again_by_being_loaded(rig: Rig) -> None:
     assert store.peek([rig.key(1)]) == ("disk",), "counted from its last use"
     assert rig.get(store, 1)
     assert store.peek([rig.key(1)]) == ("disk",), "it would have ended there already"
+    assert rig.counts(store, "host")["promotions"] == 1
 
 
 def test_the_header_carries_the_end_of_its_tier(rig: Rig) -> None:
@@ -172,6 +173,25 @@ def test_a_block_that_is_stored_again_begins_a_life_of_its_own(rig: Rig) -> None
     rig.now_s += 19.9
     assert rig.tiers(store, 1) == ["host"]
     assert rig.get(store, 1)
+
+
+@pytest.mark.parametrize("ttl_s", [10.0, None])
+def test_it_does_so_where_nothing_was_swept_yet(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, ttl_s: float | None
+) -> None:
+    store = rig.open(config=StoreConfig(1000.0, retention=HARD_60))
+    store._sweeper.stop()
+    rig.put(store, 1, ttl_s=ttl_s)
+    monkeypatch.setattr(store._placement, "remove_due", lambda *_: 0)
+    first = header_in(rig, 1)
+    rig.now_s += 60.0
+    assert store._index.usage(1)[1] == store._index.usage(2)[1] == 1
+    assert rig.put(store, 1) == 1
+    assert header_in(rig, 1).created_ms == first.created_ms + 60_000
+    rig.now_s += 59.0
+    assert rig.tiers(store, 1) == ["host"]
+    rig.now_s += 1.0
+    assert rig.tiers(store, 1) == [None]
 
 
 def test_one_that_somebody_still_holds_is_stored_again_later(rig: Rig) -> None:

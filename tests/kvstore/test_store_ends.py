@@ -218,13 +218,14 @@ def test_whoever_uses_a_block_uses_all_before_it(rig: Rig) -> None:
     assert store.peek([rig.key(number) for number in (1, 2, 3, 4)]) == ("host", "host", None, "host")
 
 
-def test_storing_a_long_prompt_block_by_block_is_a_use_of_its_beginning(rig: Rig) -> None:
+@pytest.mark.parametrize("step_s", [0.0, 0.001])
+def test_storing_a_long_prompt_block_by_block_is_a_use_of_its_beginning(rig: Rig, step_s: float) -> None:
     store = rig.open(host_blocks=32)
     rig.put(store, *range(1, 4), ttl_s=10.0)
     rig.now_s += 5.0
     for number in range(4, 20):
         store.put(NAMESPACE, rig.key(number), rig.key(number - 1), rig.payload(number), ttl_s=100.0)
-        rig.now_s += 0.001
+        rig.now_s += step_s
     rig.now_s += 99.9
     assert store.peek([rig.key(number) for number in range(1, 20)]) == ("host",) * 19
     rig.now_s += 0.1
@@ -264,6 +265,25 @@ def test_rules_of_one_tenant_do_not_reach_anothers_blocks(rig: Rig) -> None:
     store.lookup([rig.key(1), rig.key(2)]).release()
     rig.now_s += 60.0
     assert store.peek([rig.key(1), rig.key(2)]) == (None, "host")
+
+
+def test_the_engines_pool_is_told_what_to_let_go_of(rig: Rig) -> None:
+    store = rig.open(config=StoreConfig(100.0, retention=HARD_60))
+    told = threading.Event()
+    store.watch_device(told.set)
+    store.device_added(rig.key(1), b"", NAMESPACE)
+    store.device_added(rig.key(2), rig.key(1), NAMESPACE)
+    assert store.over_on_device() == []
+    rig.now_s += 60.0
+    assert told.wait(10.0)
+    assert (
+        set(store.over_on_device()) == {rig.key(1), rig.key(2)} == set(store.ended([rig.key(1), rig.key(2)]))
+    )
+    for number in (1, 2):
+        store.device_removed(rig.key(number))
+    assert store.over_on_device() == store.ended([rig.key(1)]) == []
+    store.device_added(rig.key(1), b"", NAMESPACE)
+    assert store.peek([rig.key(1)]) == ("device",), "computed again, it lives again"
 
 
 def many(rig: Rig, num: int) -> TieredStore:

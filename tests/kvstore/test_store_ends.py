@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -310,21 +311,28 @@ def test_a_burst_of_ends_is_no_pause_and_stores_keep_up(rig: Rig) -> None:
     assert rig.counts(store, "host")["evictions"] == 0, "nothing that lives made way for what had ended"
 
 
+def sweepers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "sweeper"}
+
+
 def test_where_nobody_asks_a_thread_removes_what_is_due(rig: Rig) -> None:
+    before = sweepers()
     store = rig.open(host_blocks=1000)
     rig.put(store, *range(1, 900), ttl_s=10.0)
     rig.now_s += 10.0
     eventually(lambda: held(store) == 0)
     eventually(lambda: store.flush(5.0) and not rig.medium.frames)
+    assert sweepers() - before
     store.close(5.0)
-    eventually(lambda: not any(thread.name == "sweeper" for thread in threading.enumerate()))
+    eventually(lambda: not sweepers() - before)
 
 
 def test_a_store_that_is_left_alone_leaves_no_thread_behind() -> None:
+    before = sweepers()
     rig = Rig()
     rig.open()
     rig.stores.clear()
-    eventually(lambda: not any(thread.name == "sweeper" for thread in threading.enumerate()))
+    eventually(lambda: gc.collect() >= 0 and not sweepers() - before)
 
 
 def test_on_a_shared_medium_a_soft_end_is_others_to_put_off_and_a_hard_one_is_not() -> None:

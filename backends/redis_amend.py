@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backends import redis_layout as layout
-from backends.redis_errors import RefusedError
+from backends.redis_errors import ProtocolError, RefusedError
 from backends.redis_wire import Wire
 from kvstore.errors import FrameError
 from kvstore.frame import Header
@@ -23,10 +23,14 @@ def amend(wire: Wire, key: bytes, change: HeaderChange) -> bool:
     pieces, num_replies = layout.amend(after)
     wire.send(pieces)
     results = wire.replies(num_replies)[-1]
-    for result in results or ():
+    if results is None:  # somebody has written or removed it meanwhile
+        return False
+    if not isinstance(results, list):
+        raise ProtocolError("the results of a transaction were expected")
+    for result in results:
         if isinstance(result, RefusedError):
             raise result
-    return results is not None  # nil: somebody has written or removed it meanwhile
+    return True
 
 
 def _header(packed: object, key: bytes) -> Header | None:
@@ -37,4 +41,5 @@ def _header(packed: object, key: bytes) -> Header | None:
         header = Header.unpack(packed)
     except FrameError:
         return None
-    return header if header.key == key else None
+    is_possible = header.key == key and layout.num_parts(header.stored_bytes) <= layout.MOST_PARTS
+    return header if is_possible else None

@@ -212,7 +212,7 @@ class _Written:
     def note_size(self, payload_bytes: int) -> None:
         """Remember that blocks may be as large as that."""
         count = layout.num_parts(payload_bytes)
-        if count > self._most_parts:
+        if self._most_parts < count <= layout.MOST_PARTS:
             with self._lock:
                 self._most_parts = max(self._most_parts, count)
 

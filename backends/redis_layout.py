@@ -9,6 +9,8 @@ from backends.redis_wire import Piece
 from kvstore.frame import FRAME_VERSION, HEADER_BYTES, Header
 
 PART_BYTES = 1 << 20
+MOST_PARTS = 4096
+"""No block has more; a header that a stranger wrote may claim anything."""
 MANIFESTS = b"prefixd:%d:namespaces" % FRAME_VERSION
 """A hash of all manifests, so that they are found without walking through the blocks."""
 

@@ -12,10 +12,15 @@ _MOST_PENDING = 1024
 
 
 class _Pending(NamedTuple):
-    """Uses of a block through those that follow it: since when, and the last one, which outlasts them all."""
+    """Uses of a block through those that follow it: since when, and the last one, which outlasts them all.
+
+    It was noted for block ``first`` first: those after it may live as long by uses of their own, and say
+    nothing of those before it.
+    """
 
     since_ms: int
     use: Use
+    first: bytes
 
 
 class Ancestors:
@@ -45,20 +50,29 @@ class Ancestors:
         record = self._records.get(key)
         if record is None:
             return
-        since_ms = use.now_ms
-        for noted_key in (record.parent, key):
-            noted = self._pending.get(noted_key)
-            if noted is not None and use.outlasts(noted.use):
-                since_ms = min(since_ms, noted.since_ms)
-                del self._pending[noted_key]
+        own = self._pending.get(key)
+        noted_key, noted = (key, own) if own else (record.parent, self._pending.get(record.parent))
+        if noted is not None and use.outlasts(noted.use):
+            del self._pending[noted_key]
+            self._pending[key] = noted._replace(use=use)
+            return
         if key in self._pending or len(self._pending) >= _MOST_PENDING:
             self.settle()
-        self._pending[key] = _Pending(since_ms, use)
+        self._pending[key] = _Pending(use.now_ms, use, key)
 
     def settle(self) -> None:
         """Carry out what was noted."""
         pending, self._pending = self._pending, {}
-        for key, (since_ms, use) in pending.items():
+        for key, noted in pending.items():
+            self._carry_out(key, noted)
+
+    def _carry_out(self, key: bytes, noted: _Pending) -> None:
+        may_stop = False
+        for _ in range(len(self._records)):  # a medium may tell of parents that go in a circle
             record = self._records.get(key)
-            while record is not None and not use.is_within(record) and self._extend(record, since_ms, use):
-                record = self._records.get(record.parent)
+            may_stop = may_stop or key == noted.first
+            if record is None or (may_stop and noted.use.is_within(record)):
+                return
+            if not self._extend(record, noted.since_ms, noted.use):
+                return
+            key = record.parent

@@ -70,7 +70,8 @@ class Lives:
         namespace = next((record.namespace for record in records if record.namespace), b"")
         limits = self._rules.of_prompt(keys, self._tenants.get(namespace))
         for record in records:
-            self._apply(record, Limits(None, limits.hard_ms))
+            if record.namespace in (namespace, b""):
+                self._apply(record, Limits(None, limits.hard_ms))
         return self._defaults.use(now_ms, limits.soft_ms if ttl_ms is None else ttl_ms)
 
     def use_ancestors(self, key: bytes, use: Use) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 from redis import exceptions as driver
@@ -13,6 +14,7 @@ from redis import exceptions as driver
 from backends.redis_backend import RedisBackend
 from backends.redis_errors import RefusedError, ours
 from backends.redis_layout import PART_BYTES, header_name
+from kvstore.conformance.amending import ending
 from kvstore.conformance.frames import get, make_key, make_payload, put
 from kvstore.errors import BackendError, OutOfSpaceError
 from kvstore.frame import HEADER_BYTES
@@ -36,6 +38,7 @@ def reason_of(failing: RedisBackend, operation: str) -> str:
         "get": lambda: get(failing, KEY, 5000),
         "put": lambda: put(failing, KEY, PAYLOAD),
         "delete": lambda: failing.delete(KEY),
+        "amend": lambda: failing.amend(KEY, lambda header: header),
         "lookup": lambda: failing.resident([KEY]),
         "put_manifest": lambda: failing.put_manifest(b"\x01" * 16, "{}"),
         "manifests": lambda: list(failing.manifests()),
@@ -46,7 +49,7 @@ def reason_of(failing: RedisBackend, operation: str) -> str:
     return told.value.reason
 
 
-OPERATIONS = ("get", "put", "delete", "lookup", "put_manifest", "manifests")
+OPERATIONS = ("get", "put", "delete", "amend", "lookup", "put_manifest", "manifests")
 
 
 @pytest.mark.parametrize("url", [None, "tcp"])
@@ -164,13 +167,18 @@ def test_a_password_is_wanted_and_checked_and_never_told(own_valkey: Valkey) -> 
 
 
 def test_a_user_of_the_servers_needs_these_permissions_and_no_more(own_valkey: Valkey) -> None:
-    commands = "get mget set unlink multi exec hset expire hlen hrandfield hdel hscan info"
+    commands = (
+        "get mget set unlink multi exec watch unwatch pexpireat persist hset expire hlen hrandfield hdel"
+    )
+    commands += " hdel hscan info"
     allowed = ["-@all", *(f"+{command}" for command in commands.split())]
     own_valkey.admin().execute_command("ACL", "SETUSER", "kv", "on", ">swordfish", "~prefixd:1:*", *allowed)  # type: ignore[no-untyped-call]
     with closing(own_valkey.backend(username="kv", password="swordfish")) as redis:
         put(redis, KEY, make_payload("a", 2 * PART_BYTES))
         assert get(redis, KEY, 2 * PART_BYTES) is not None
         assert redis.resident([KEY]) != [None]
+        for soft_ms in (4_000_000_000_000, 0, 0):
+            assert redis.amend(KEY, partial(ending, soft_ms))
         redis.put_manifest(b"\x01" * 16, "{}")
         assert list(redis.manifests()) == ["{}"]
         assert "problem" not in redis.stats().facts

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from threading import Event as Flag
 
 import pytest
@@ -13,13 +14,14 @@ import pytest
 from backends import redis_wire
 from backends.redis_backend import RedisBackend
 from backends.redis_layout import header_name
-from kvstore.conformance.frames import get, make_key, make_payload, put
+from kvstore.conformance.frames import get, make_header, make_key, make_payload, put
 from kvstore.errors import BackendError
-from kvstore.frame import HEADER_BYTES
+from kvstore.frame import HEADER_BYTES, Expiry
 from tests.valkey import Valkey
 
 KEY = make_key("a")
 PAYLOAD = make_payload("a", 5000)
+HEADER = make_header(KEY, PAYLOAD).pack()
 NOT_UNDERSTOOD = "the server's answer is not understood: "
 LATE = "the server does not answer in time: see whether it runs, or raise redis_timeout_s"
 
@@ -27,6 +29,7 @@ CALLS: dict[str, Callable[[RedisBackend], object]] = {
     "get": lambda redis: get(redis, KEY, 5000),
     "put": lambda redis: put(redis, KEY, PAYLOAD),
     "lookup": lambda redis: redis.resident([KEY]),
+    "amend": lambda redis: redis.amend(KEY, lambda header: replace(header, expiry=Expiry(7))),
     "put_manifest": lambda redis: redis.put_manifest(b"\x01" * 16, "{}"),
     "manifests": lambda redis: list(redis.manifests()),
 }
@@ -77,6 +80,7 @@ def reason_of(redis: RedisBackend, operation: str) -> str:
         ("get", b"*2\r\n$x\r\n"),
         ("get", b"*2\r\n$3\r\nabcde\r\n"),
         ("put", b"+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*x\r\n"),
+        ("amend", b"+OK\r\n" + b"$192\r\n" + HEADER + b"\r\n" + b"+OK\r\n+QUEUED\r\n+QUEUED\r\n:5\r\n"),
         ("put_manifest", b":1\r\n:1\r\n$1\r\nx\r\n"),
         ("manifests", b":5\r\n"),
         ("manifests", b"*2\r\n:5\r\n*1\r\n:3\r\n"),
@@ -114,6 +118,16 @@ def test_no_more_is_gathered_than_could_have_been_asked_for(monkeypatch: pytest.
     monkeypatch.setattr(redis_wire, "_MOST_REPLY_BYTES", 100_000)
     with server(b"$900000000\r\n", bytes(50_000)) as redis:
         assert reason_of(redis, "lookup") == f"{NOT_UNDERSTOOD}more than was asked for"
+
+
+def test_a_header_that_claims_to_be_endless_costs_no_memory(own_valkey: Valkey) -> None:
+    endless = replace(make_header(KEY, PAYLOAD), stored_bytes=2**60, raw_bytes=2**60)
+    with closing(own_valkey.backend()) as redis:
+        own_valkey.admin().set(header_name(KEY), endless.pack())
+        assert list(redis.resident([KEY])) == [endless]
+        assert not redis.amend(KEY, lambda header: replace(header, expiry=Expiry(7)))
+        redis.delete(KEY)
+        assert list(redis.resident([KEY])) == [None]
 
 
 def test_a_scan_that_never_ends_is_left() -> None:

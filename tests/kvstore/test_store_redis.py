@@ -17,6 +17,7 @@ from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.loading import Ticket
 from kvstore.namespace import Namespace
+from kvstore.retention import Lifetime, Retention, TenantRule
 from kvstore.statistics import State
 from kvstore.store import TieredStore
 from kvstore.tier import TierConfig, TierSpec
@@ -401,3 +402,47 @@ def test_header_and_parts_end_with_the_blocks_time_on_the_server_too(rig: Rig) -
     rig.ask(mine, 1)
     assert mine.peek([rig.key(1)]) == (None,)
     assert mine.why_absent(rig.key(1)).cause in {Cause.EXPIRED, Cause.MISSING}
+
+
+def test_a_use_puts_the_end_off_on_the_server_too_in_all_parts_and_a_hard_end_does_not_move(rig: Rig) -> None:
+    mine, theirs = rig.open(), rig.open()
+    salted = NAMESPACE.with_salt("acme")
+    mine.set_retention(Retention(tenants={salted.salt: TenantRule(Lifetime(hard_ttl_s=1.5))}))
+    names = {
+        number: [header_name(rig.key(number)), *(part_name(rig.key(number), part) for part in (0, 1))]
+        for number in (1, 2)
+    }
+    mine.put(NAMESPACE, rig.key(1), b"", rig.payload(1), ttl_s=0.5)
+    mine.put(salted, rig.key(2), b"", rig.payload(2), ttl_s=0.5)
+    assert mine.flush(10.0)
+    mine.lookup([rig.key(1)], ttl_s=60.0).release()
+    mine.lookup([rig.key(2)], ttl_s=60.0).release()
+    assert mine.flush(10.0)
+    ends = {
+        number: {rig.server.admin().pexpiretime(name.decode()) for name in names[number]} for number in (1, 2)
+    }
+    assert len(ends[1]) == len(ends[2]) == 1, "all parts with the header"
+    assert rig.counts(mine)["amended_headers"] == 2
+    now_ms = time.time_ns() // 1_000_000
+    assert now_ms + 50_000 < min(ends[1])
+    assert min(ends[2]) < now_ms + 1500
+    rig.server.wait_until_expired(*names[2])
+    assert not rig.get(mine, 2)
+    rig.ask(theirs, 1, 2)
+    assert (rig.get(theirs, 1), rig.get(theirs, 2)) == (True, False)
+
+
+def test_a_user_who_may_not_rewrite_headers_goes_on_with_all_else(rig: Rig) -> None:
+    mine = rig.open()
+    rig.put(mine, 1, ttl_s=10.0)
+    rig.server.admin().execute_command("ACL", "SETUSER", "default", "-watch")  # type: ignore[no-untyped-call]  # redis-py has no types there
+    try:
+        mine.lookup([rig.key(1)], ttl_s=60.0).release()
+        assert mine.flush(10.0)
+        assert rig.counts(mine)["amend_faults"] == 1
+        rig.put(mine, 2)
+        assert rig.get(mine, 1)
+        assert rig.get(mine, 2)
+        assert rig.counts(mine)["breaker_openings"] == 0
+    finally:
+        rig.server.admin().execute_command("ACL", "SETUSER", "default", "+watch")  # type: ignore[no-untyped-call]  # redis-py has no types there

@@ -8,10 +8,12 @@ from math import inf
 from kvstore.absences import Absences, Cause
 from kvstore.defaults import Defaults
 from kvstore.errors import InvariantError
+from kvstore.hints import Hint
 from kvstore.ledger import Ledger
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
+from kvstore.spared import Spared
 from kvstore.tenants import Tenants
 
 
@@ -35,6 +37,7 @@ class ResidencyIndex(Residents):
         self._tenants = tenants
         self._wall_ms = wall_ms
         self._now_s = -inf
+        self.spared = Spared()
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
@@ -45,6 +48,15 @@ class ResidencyIndex(Residents):
                 for mask, ledger in ledgers:
                     if record.tiers & mask:
                         ledger.touch(record.key, now_s)
+
+    def hears(self, bit: int) -> bool:
+        """Say whether a tier's policy takes hints."""
+        return self._ledger(bit).hears
+
+    def hear(self, bit: int, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to a tier's policy."""
+        with self._lock:
+            self._ledger(bit).hear(keys, hint, self._time(now_s))
 
     def reserve(self, bit: int, facts: Record, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``: none, or not wanted.
@@ -57,9 +69,13 @@ class ResidencyIndex(Residents):
             if facts.key in self._absences.quarantined:
                 return None
             self._end_pins(ledger)
-            room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
+
+            def reserve(is_kept: Callable[[bytes], bool]) -> Room | None:
+                return ledger.reserve(facts.key, footprint_bytes, is_kept, facts.namespace)
+
+            room = self.spared.choose(reserve, self._is_held)
             while room is None and self._end_pins(ledger):
-                room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
+                room = self.spared.choose(reserve, self._is_held)
             if room is None:
                 ledger.note_refusal(facts.key, footprint_bytes, facts.namespace)
                 return None
@@ -70,9 +86,9 @@ class ResidencyIndex(Residents):
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            victim = ledger.next_victim(self._is_held)
+            victim = self.spared.choose(ledger.next_victim, self._is_held)
             while victim is None and self._end_pins(ledger):
-                victim = ledger.next_victim(self._is_held)
+                victim = self.spared.choose(ledger.next_victim, self._is_held)
             if victim is None:
                 return None
             ledger.begin_removal(victim)

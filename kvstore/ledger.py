@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvstore.books import Books
+from kvstore.hints import Hint
 from kvstore.making_room import Room, RoomMaker
 from kvstore.pins import Pin
 from kvstore.quotas import Groups
-from kvstore.seams import EvictionPolicy
+from kvstore.seams import EvictionPolicy, Hearing
 
 IsInUse = Callable[[bytes], bool]
 
@@ -103,6 +104,18 @@ class Ledger(Books):
         self.theirs.discard(key)
         for group in self.quotas.leave(key):
             group.used_bytes -= nbytes
+
+    @property
+    def hears(self) -> bool:
+        """Whether the policy takes hints."""
+        return isinstance(self.policy, Hearing)
+
+    def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to the policies that take hints."""
+        groups = {group for key in keys for group in self.quotas.members.get(key, ())}
+        for policy in (self.policy, *(group.policy for group in groups)):
+            if isinstance(policy, Hearing):
+                policy.hear(keys, hint, now_s)
 
     def begin_removal(self, key: bytes) -> bool:
         """Start to remove a visible block; its bytes count until ``confirm_removal``."""

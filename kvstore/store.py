@@ -12,6 +12,7 @@ from kvstore.clock import Clock
 from kvstore.defaults import Defaults, checked_ttl_ms
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
+from kvstore.foresight import Foresight
 from kvstore.inquiry import Inquiries, Inquiry
 from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
@@ -47,7 +48,7 @@ class TieredStore(Upkeep):
     can lend (``Lending``) keeps its blocks there as well, and must come first. Methods block on
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
-    each block that was read from a medium.
+    each block that was read from a medium. ``foresight`` takes hints.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class TieredStore(Upkeep):
         self._storing = Storing(self._placement, self._index, arena, audit)
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
+        self.foresight = Foresight(self._tiers, self._index, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
         self.set_retention(self.config.retention)

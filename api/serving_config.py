@@ -10,8 +10,11 @@ from engine_adapter.serving_config import ServingConfig, TierSetup
 from kvstore.errors import ConfigError
 
 
-def serving_config(settings: Settings) -> ServingConfig:
-    """Return the configuration to assemble. Raises ``ConfigError`` when no model is named."""
+def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingConfig:
+    """Return the configuration to assemble; only where it ``is_watched`` with shadows and a recording.
+
+    Raises ``ConfigError`` when no model is named.
+    """
     if settings.model is None:
         raise ConfigError("model", "none is named; give its folder with --model DIR or PREFIXD_MODEL")
     return ServingConfig(
@@ -38,8 +41,8 @@ def serving_config(settings: Settings) -> ServingConfig:
         decode_graphs=settings.decode_graphs == "auto",
         loras=settings.lora,
         cpu_weights=settings.cpu_weights,
-        shadow_policies=_shadow_policies(settings.shadow_policies),
-        record_trace=settings.record_trace,
+        shadow_policies=_shadow_policies(settings.shadow_policies) if is_watched else (),
+        record_trace=settings.record_trace if is_watched else None,
         record_trace_bytes=settings.record_trace_bytes,
     )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -25,8 +25,10 @@ from backends.copies import Copies, Copy, copies_for
 from backends.kv_shape import KVShape, Layout
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
+from kvstore.hints import Hint
 from kvstore.namespace import Namespace
-from kvstore.seams import EvictionPolicy
+from kvstore.seams import EvictionPolicy, Hearing
+from kvstore.spared import Spared
 
 _FREE_RUN = re.compile(rb"\x01+")
 # A new sequence starts this far behind the one before it, which can then grow in place.
@@ -75,6 +77,8 @@ class DevicePool:
         self._holds: Counter[bytes] = Counter()
         self._num_free = num_blocks
         self._num_held = 0
+        self.spared = Spared()
+        """Blocks that go after all others; see ``Foresight.spare``."""
 
     @property
     def num_available(self) -> int:
@@ -109,7 +113,6 @@ class DevicePool:
         self._references[block] += 1
         if self._references[block] == 1:
             self._hold(key)
-        self._policy.touch(key, self._clock.monotonic_s())
         return block
 
     def allocate(self, num: int, after: int | None = None) -> list[int] | None:
@@ -144,16 +147,23 @@ class DevicePool:
         self._holds[key] += 1
         self._num_held += 1
         self._hold(parent)
-        self._policy.insert(key, parent, self._clock.monotonic_s())
         self._on_added(key, parent, namespace)
         return True
+
+    def hear(self, keys: Sequence[bytes], hint: Hint) -> None:
+        """Pass a hint about a prompt on to the policy, if it takes hints; see ``Foresight.hint``."""
+        if isinstance(self._policy, Hearing):
+            self._policy.hear(keys, hint, self._clock.monotonic_s())
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """Evict the published blocks of these ``keys``, but for those that are in use."""
         self._remove([key for key in keys if key in self._block_of and key not in self._holds])
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Give back one reference of each block: private ones become free, others may be cached."""
+    def release(self, blocks: Iterable[int], *, is_used: bool = True) -> None:
+        """Give back one reference of each block: private ones become free, others may be cached.
+
+        Now, and once, the policy is told that a block was used; not if ``is_used`` is false.
+        """
         now_s = self._clock.monotonic_s()
         for block in blocks:
             if self._references[block] < 1:
@@ -162,9 +172,14 @@ class DevicePool:
             key = self._key_of.get(block)
             if key is None:
                 self._set_free(block)
-            elif not self._references[block]:
-                self._unhold(key)
+                continue
+            is_ordered, is_last = key in self._policy, not self._references[block]
+            if is_ordered and is_used:
                 self._policy.touch(key, now_s)
+            elif not is_ordered and (is_used or is_last):
+                self._policy.insert(key, self._parent_of[key], now_s)
+            if is_last:
+                self._unhold(key)
 
     def require_private(self, blocks: Iterable[int]) -> None:
         """Raise ``InvariantError`` unless all ``blocks`` are private, so that they may be written."""
@@ -207,18 +222,18 @@ class DevicePool:
     def check(self) -> None:
         """Raise ``InvariantError`` unless free, private, shared and cached blocks add up."""
         self._policy.check()
-        used = [block for block in range(self.num_blocks) if self._references[block]]
+        used = [block for block, number in enumerate(self._references) if number]
         private = [block for block in used if block not in self._key_of]
-        num_shared = len(used) - len(private)
-        total = self._num_free + len(private) + num_shared + self.num_cached
+        ordered = {key for key in self._block_of if key in self._policy}
+        total = self._num_free + len(used) + self.num_cached
         laws = {
             "free + private + shared + cached = all": total == self.num_blocks,
             "the free map counts the free blocks": sum(self._is_free) == self._num_free,
             "no free block is in use": not any(self._is_free[block] for block in (*used, *self._key_of)),
             "a private block has one reference": all(self._references[block] == 1 for block in private),
             "one key, one block": {key: block for block, key in self._key_of.items()} == self._block_of,
-            "the policy orders what is published": len(self._policy) == len(self._block_of)
-            and all(key in self._policy for key in self._block_of),
+            "the policy orders what is published and was given back": len(self._policy) == len(ordered)
+            and all(self._references[self._block_of[key]] for key in self._block_of.keys() - ordered),
             "holds follow references": self._holds == self._expected_holds(),
             "held keys are counted": self._num_held == sum(key in self._holds for key in self._block_of),
         }
@@ -241,7 +256,12 @@ class DevicePool:
         return list(islice((block for run in runs for block in range(*run)), num))
 
     def _evict(self, num: int) -> None:
-        self._remove(list(islice(self._policy.victims(self._holds.__contains__), num)))
+        is_held = self._holds.__contains__
+        if self.spared:
+            others = list(islice(self._policy.victims(lambda key: key in self.spared or is_held(key)), num))
+            self._remove(others)
+            num -= len(others)
+        self._remove(list(islice(self._policy.victims(is_held), num)))
 
     def _remove(self, keys: Iterable[bytes]) -> None:
         for key in keys:

@@ -187,8 +187,9 @@ def assemble_around(
     engine = Engine(
         model, tokenizer, pool, runner, store, named, costs, engine_config, clock, watching.subscribers
     )
-    keep_costs = lambda: cost_file.write(costs.known())  # noqa: E731
-    return Serving(engine, store, tokenizer, model, opened.degraded, keep_costs, watching)
+    return Serving(
+        engine, store, tokenizer, model, opened.degraded, lambda: cost_file.write(costs.known()), watching
+    )
 
 
 def builtin_registry() -> Registry:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import TypeVar
 
 from kvstore.absences import Absences, Cause
 from kvstore.defaults import Defaults
 from kvstore.errors import InvariantError
+from kvstore.hints import Hint
 from kvstore.ledger import Ledger
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
+from kvstore.spared import IsHeld, Spared
 from kvstore.tenants import Tenants
+
+T = TypeVar("T")
 
 
 class ResidencyIndex(Residents):
@@ -35,6 +40,7 @@ class ResidencyIndex(Residents):
         self._tenants = tenants
         self._wall_ms = wall_ms
         self._now_s = -inf
+        self.spared = Spared()
 
     def touch(self, records: Sequence[Record], now_s: float) -> None:
         """Note a use in every tier, last block first, so that a parent outlives its children."""
@@ -46,6 +52,15 @@ class ResidencyIndex(Residents):
                     if record.tiers & mask:
                         ledger.touch(record.key, now_s)
 
+    def hears(self, bit: int) -> bool:
+        """Say whether a tier's policy takes hints."""
+        return self._ledger(bit).hears
+
+    def hear(self, bit: int, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Pass a hint about a prompt on to a tier's policy."""
+        with self._lock:
+            self._ledger(bit).hear(keys, hint, self._time(now_s))
+
     def reserve(self, bit: int, facts: Record, footprint_bytes: int) -> tuple[Room, list[Record]] | None:
         """Set room aside in a tier; returns it with its victims' records, or ``None``: none, or not wanted.
 
@@ -56,10 +71,10 @@ class ResidencyIndex(Residents):
         with self._lock:
             if facts.key in self._absences.quarantined:
                 return None
-            self._end_pins(ledger)
-            room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
-            while room is None and self._end_pins(ledger):
-                room = ledger.reserve(facts.key, footprint_bytes, self._is_held, facts.namespace)
+            room = self._choose(
+                ledger,
+                lambda is_kept: ledger.reserve(facts.key, footprint_bytes, is_kept, facts.namespace),
+            )
             if room is None:
                 ledger.note_refusal(facts.key, footprint_bytes, facts.namespace)
                 return None
@@ -70,9 +85,7 @@ class ResidencyIndex(Residents):
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            victim = ledger.next_victim(self._is_held)
-            while victim is None and self._end_pins(ledger):
-                victim = ledger.next_victim(self._is_held)
+            victim = self._choose(ledger, ledger.next_victim)
             if victim is None:
                 return None
             ledger.begin_removal(victim)
@@ -251,14 +264,6 @@ class ResidencyIndex(Residents):
         with self._lock:
             return list(self._ledger(bit).held)
 
-    def usage(self, bit: int) -> tuple[int, int]:
-        """Return (bytes used, blocks held) of a tier."""
-        ledger = self._ledgers[bit]
-        with self._lock:
-            if ledger is None:
-                return 0, sum(record.tiers >> bit & 1 for record in self._records.values())
-            return ledger.used_bytes, len(ledger.held)
-
     def check(self) -> None:
         """Raise ``InvariantError`` when records, masks, holds and ledgers contradict each other."""
         with self._lock:
@@ -274,6 +279,14 @@ class ResidencyIndex(Residents):
                 marked = {key for key, record in self._records.items() if record.charged >> bit & 1}
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
+
+    def _choose(self, ledger: Ledger, how: Callable[[IsHeld], T | None]) -> T | None:
+        """Return what ``how`` chooses of what is not held, nor spared unless it must be; due pins end."""
+        self._end_pins(ledger)
+        chosen = self.spared.choose(how, self._is_held)
+        while chosen is None and self._end_pins(ledger):
+            chosen = self.spared.choose(how, self._is_held)
+        return chosen
 
     def _end_pins(self, ledger: Ledger, limit: int = 16) -> int:
         """Let up to ``limit`` blocks be ordinary whose pins are over; returns how many it were."""

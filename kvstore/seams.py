@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvstore.arena import Slot
 from kvstore.frame import Header
+from kvstore.hints import Hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,18 @@ class EvictionPolicy(Protocol):
 
     def check(self) -> None:
         """Raise ``InvariantError`` when the bookkeeping contradicts itself."""
+        ...
+
+
+@runtime_checkable
+class Hearing(Protocol):
+    """An eviction policy that takes hints. They may be wrong, and must not cost more than none would."""
+
+    def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        """Take what is said of a prompt whose answer has ended; ``keys`` are all its blocks, in order.
+
+        Some may be absent, and others may have been used by somebody else meanwhile.
+        """
         ...
 
 

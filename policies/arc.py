@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.ghosts import Ghosts
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
 
 
 class LeafFirstARC(LeafOrder[Block]):
@@ -24,16 +25,14 @@ class LeafFirstARC(LeafOrder[Block]):
         self._capacity = 0
         self._target = 0.0  # how many of the blocks should be those used once
 
-    def touch(self, key: bytes, now_s: float) -> None:  # noqa: ARG002 - uses are counted, not timed
-        block = self._blocks.get(key)
-        if block is None:
-            return
+    def _use(self, key: bytes, block: Block, now_s: float) -> None:  # noqa: ARG002 - not timed
         if block.queue is self._once:
             self._num_once -= 1
         self._move(key, block, self._again)
 
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> Block:  # noqa: ARG002 - likewise
-        self._capacity = max(self._capacity, len(self._blocks) + 1)
+        num_resident = len(self._blocks) + 1
+        self._capacity = max(self._capacity, num_resident)
         num_once, num_again = len(self._once_ghosts), len(self._again_ghosts)
         if key in self._once_ghosts:
             self._once_ghosts.pop(key)
@@ -43,16 +42,21 @@ class LeafFirstARC(LeafOrder[Block]):
             self._target = max(0.0, self._target - max(1.0, num_once / num_again))
         else:
             self._num_once += 1
+            self._forget(num_resident)
             return Block(parent, self._once)
+        self._forget(num_resident)
         return Block(parent, self._again)
 
     def _left(self, key: bytes, block: Block) -> None:
-        if block.queue is self._once:
-            self._num_once -= 1
-            self._once_ghosts.add(key, None, self._capacity - self._num_once)
-        else:
-            num_resident = len(self._blocks)
-            self._again_ghosts.add(key, None, 2 * self._capacity - num_resident - len(self._once_ghosts))
+        is_once = block.queue is self._once
+        self._num_once -= is_once
+        (self._once_ghosts if is_once else self._again_ghosts).add(key, None)
+        self._forget(len(self._blocks))
+
+    def _forget(self, num_resident: int) -> None:
+        """Keep as many of those used once, here or gone, as there is room, and twice as many in all."""
+        self._once_ghosts.forget(self._capacity - self._num_once)
+        self._again_ghosts.forget(2 * self._capacity - num_resident - len(self._once_ghosts))
 
     def _queues(self) -> Iterator[LeafQueue]:
         yield self._once

@@ -14,9 +14,12 @@ class Ghosts(Generic[T]):
     def __init__(self) -> None:
         self._facts: OrderedDict[bytes, T] = OrderedDict()
 
-    def add(self, key: bytes, fact: T, most: int) -> list[T]:
-        """Remember ``key``; returns what is forgotten for it, who left first, to be ``most`` at most."""
+    def add(self, key: bytes, fact: T) -> None:
+        """Remember ``key``."""
         self._facts[key] = fact
+
+    def forget(self, most: int) -> list[T]:
+        """Forget who left first, to be ``most`` at most; returns what was known of them."""
         forgotten = []
         while len(self._facts) > most:
             forgotten.append(self._facts.popitem(last=False)[1])

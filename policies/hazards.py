@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import log2
+from math import inf, log2, sqrt
 from zlib import crc32
 
 _SHORTEST_S = 1 / 16
 _BUCKETS_PER_OCTAVE = 2
-_NUM_BUCKETS = 64
+_NUM_BUCKETS = 52
 _NUM_GAPS = 26
 _MOST_LEVELS = 7
 _MOST_SAMPLED = 8192
 _LEAST_USES_BETWEEN_FITS = 1024
-_FADE = 0.98
-"""What was counted before weighs so much at the next fit: half after some 34 fits."""
-_BELIEF = 200.0
-"""As many blocks as a class must have shown before it counts as much as what is known of all classes."""
+_USES_A_SAMPLED_BLOCK = 4
+_FADE = 0.96
+"""What was counted before weighs so much at the next fit: half after some 17 fits."""
+_BELIEF = 8.0
+"""As many requests as a class must have shown before it counts as much as what is known of its like."""
 
 _EDGES_S = [0.0, *(_SHORTEST_S * 2 ** (n / _BUCKETS_PER_OCTAVE) for n in range(_NUM_BUCKETS))]
 _WIDTHS_S = [end - start for start, end in pairwise(_EDGES_S)]
@@ -35,11 +36,18 @@ class Past:
         self.number = crc32(key)
         self.num_uses = 1
         self.used_s = now_s
-        self.gap_s = 0.0
+        self.gap_s = 0.0  # between uses, the mean of logarithms; an earlier one weighs half as much
         self.is_followed = False
 
+    def use(self, now_s: float) -> None:
+        """Note a use."""
+        gap_s = max(_SHORTEST_S, now_s - self.used_s)
+        self.gap_s = gap_s if self.num_uses == 1 else sqrt(self.gap_s * gap_s)
+        self.used_s = now_s
+        self.num_uses += 1
+
     def kind(self) -> int:
-        """Return the number of its class: by uses, last gap, and whether a block ever followed it."""
+        """Return the number of its class: by uses, the gaps between, and whether a block ever followed."""
         uses = self.num_uses
         if uses == 1:
             return int(self.is_followed)
@@ -54,7 +62,8 @@ class Hazards:
 
     Of a sample of blocks, chosen by key and bounded, it is counted at which age they were used again, were
     given up for lost, or still wait. That gives for each class and age the chance to be used next. A class
-    of which little is known is taken to be like others with as many uses, and these like all. The index of
+    of which little is known is taken to be like others with as many uses, and these like all; how much is
+    known is counted in requests, because the blocks of one share their fate. The index of
     a block is Gittins's: the best ratio, over all times that one could keep it from now on, of the chance
     that it is used within that time to how long it would be kept.
     """
@@ -66,25 +75,31 @@ class Hazards:
         self._lost: dict[int, list[float]] = {}
         self._indices: dict[int, list[float]] = {}
         self._overall: list[float] = []
-        self._num_uses = 0
+        self._counts: dict[int, tuple[list[float], list[float]]] = {}
+        self._known: dict[int, list[float]] = {}
+        self._belief = _BELIEF
+        self._num_uses = 0  # since the last fit, and how many it takes to the next
+        self._num_to_fit = _LEAST_USES_BETWEEN_FITS
+        self._num_seen = 0.0  # uses of blocks in the sample, and the moments when there were any
+        self._num_moments = 0.0
+        self._seen_s = -inf
 
     def begin(self, past: Past) -> None:
         """Take in a block that is used for the first time."""
         self._num_uses += 1
         if past.number < self._share and past.number not in self._sample:
             self._sample[past.number] = past
+            self._see(past.used_s)
             if len(self._sample) > _MOST_SAMPLED:
                 self._halve_sample()
 
     def use(self, past: Past, now_s: float) -> None:
         """Take in that a block is used again, and note it in its past."""
         self._num_uses += 1
-        age_s = now_s - past.used_s
         if past.number < self._share and self._sample.get(past.number) is past:
-            _count(self._used, past.kind(), age_s)
-        past.gap_s = age_s
-        past.used_s = now_s
-        past.num_uses += 1
+            _count(self._used, past.kind(), now_s - past.used_s)
+            self._see(now_s)
+        past.use(now_s)
 
     def lose(self, past: Past, now_s: float) -> None:
         """Take in that nothing more will be heard of a block."""
@@ -94,7 +109,7 @@ class Hazards:
 
     def index(self, kind: int, age_s: float) -> float:
         """Return what it is worth to keep a block of a class, unused for ``age_s``: uses a second."""
-        indices = self._indices.get(kind) or self._overall
+        indices = self._indices.get(kind) or self._fit(kind)
         if not indices:
             return 1 / (age_s + _SHORTEST_S)
         bucket = _bucket(age_s)
@@ -105,31 +120,49 @@ class Hazards:
 
     def refit(self, now_s: float) -> bool:
         """Learn anew from what was counted, if enough has been since the last time; says whether it did."""
-        if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, 2 * len(self._sample)):
+        if self._num_uses < self._num_to_fit:
             return False
         self._num_uses = 0
+        self._num_to_fit = max(_LEAST_USES_BETWEEN_FITS, _USES_A_SAMPLED_BLOCK * len(self._sample))
         self._weigh(_FADE)
         unused = self._still_unused(now_s)
         nothing = [0.0] * _NUM_BUCKETS
-        kinds = self._used.keys() | unused.keys()
+        self._counts = {}
         groups: dict[int, list[int]] = {}
-        for kind in sorted(kinds):
+        for kind in sorted(self._used.keys() | unused.keys()):
             groups.setdefault(_group(kind), []).append(kind)
-        counts = {kind: (self._used.get(kind, nothing), unused.get(kind, nothing)) for kind in kinds}
-        of_group = {group: _total([counts[kind] for kind in members]) for group, members in groups.items()}
+            self._counts[kind] = list(self._used.get(kind, nothing)), unused.get(kind, nothing)
+        of_group = {
+            group: _total([self._counts[kind] for kind in members]) for group, members in groups.items()
+        }
         overall = _chances(*_total(list(of_group.values())), nothing, belief=1.0)
+        self._belief = _BELIEF * self._num_seen / self._num_moments if self._num_moments else _BELIEF
+        self._known = {group: _chances(*counts, overall, self._belief) for group, counts in of_group.items()}
         self._overall = _gittins(overall)
         self._indices = {}
-        for group, members in groups.items():
-            known = _chances(*of_group[group], overall)
-            for kind in members:
-                self._indices[kind] = _gittins(_chances(*counts[kind], known))
         return True
+
+    def _fit(self, kind: int) -> list[float]:
+        """Return a class's indices by what was counted until the last fit, computed when first asked for."""
+        counts = self._counts.get(kind)
+        if counts is None:
+            return self._overall
+        indices = _gittins(_chances(*counts, self._known[_group(kind)], self._belief))
+        self._indices[kind] = indices
+        return indices
+
+    def _see(self, now_s: float) -> None:
+        """Note a use of a block in the sample."""
+        self._num_seen += 1
+        if now_s > self._seen_s:
+            self._seen_s = now_s
+            self._num_moments += 1
 
     def _halve_sample(self) -> None:
         """Leave half of the sample, and half the weight to what all of it has shown."""
         self._share //= 2
         self._sample = {n: kept for n, kept in self._sample.items() if n < self._share}
+        self._num_seen *= 0.5
         self._weigh(0.5)
 
     def _weigh(self, factor: float) -> None:
@@ -167,9 +200,7 @@ def _total(counts: Sequence[tuple[list[float], list[float]]]) -> tuple[list[floa
     return used, [sum(column) for column in zip(*(each[1] for each in counts), strict=True)]
 
 
-def _chances(
-    used: list[float], unused: list[float], known: list[float], belief: float = _BELIEF
-) -> list[float]:
+def _chances(used: list[float], unused: list[float], known: list[float], belief: float) -> list[float]:
     """Return for each age the chance to be used before the next, among those that reach it."""
     chances = [0.0] * _NUM_BUCKETS
     num_later = 0.0

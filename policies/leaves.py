@@ -3,97 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Generic, TypeVar
 
 from kvstore.errors import InvariantError
-
-_MIN_COMPACTION = 64
-
-# A block's place in its queue, and its key.
-Entry = tuple[int, bytes]
-
-
-class LeafQueue:
-    """Leaves in the order of their stamps. Adding the newest and discarding cost O(1).
-
-    A parent whose last child has gone comes late, with an older stamp than the newest. It waits in a heap,
-    where entries that are no longer in ``_late`` are stale and passed over.
-    """
-
-    __slots__ = ("_heap", "_in_order", "_late")
-
-    def __init__(self) -> None:
-        self._in_order: OrderedDict[bytes, int] = OrderedDict()
-        self._late: dict[bytes, int] = {}
-        self._heap: list[Entry] = []
-
-    def add(self, key: bytes, stamp: int) -> None:
-        """Add a leaf with the newest stamp of all."""
-        self._in_order[key] = stamp
-
-    def add_late(self, key: bytes, stamp: int) -> None:
-        """Add a leaf with a stamp of any age."""
-        self._late[key] = stamp
-        heappush(self._heap, (stamp, key))
-        if len(self._heap) > max(_MIN_COMPACTION, 2 * len(self._late)):
-            self._heap = [(stamp, key) for key, stamp in self._late.items()]
-            heapify(self._heap)
-
-    def discard(self, key: bytes) -> None:
-        """Take a leaf out; nothing happens when it is not here."""
-        if self._in_order.pop(key, None) is None:
-            self._late.pop(key, None)
-
-    def head(self) -> bytes | None:
-        """Return the leaf with the oldest stamp."""
-        self._drop_stale()
-        first = next(iter(self._in_order.items()), None)
-        if self._heap and (first is None or self._heap[0][0] < first[1]):
-            return self._heap[0][1]
-        return first[0] if first else None
-
-    def __len__(self) -> int:
-        return len(self._in_order) + len(self._late)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._in_order or key in self._late
-
-    def __iter__(self) -> Iterator[Entry]:
-        """Yield all leaves, oldest stamp first."""
-        self._drop_stale()
-        late = self._late_in_order()
-        waiting = next(late, None)
-        for key, stamp in self._in_order.items():
-            while waiting and waiting[0] < stamp:
-                yield waiting
-                waiting = next(late, None)
-            yield stamp, key
-        while waiting:
-            yield waiting
-            waiting = next(late, None)
-
-    def _late_in_order(self) -> Iterator[Entry]:
-        """Walk over the heap in order and leave it as it is."""
-        ahead = [(self._heap[0], 0)] if self._heap else []
-        last: Entry | None = None
-        while ahead:
-            entry, place = heappop(ahead)
-            for child in (2 * place + 1, 2 * place + 2):
-                if child < len(self._heap):
-                    heappush(ahead, (self._heap[child], child))
-            if entry != last and self._is_current(entry):
-                yield entry
-            last = entry
-
-    def _drop_stale(self) -> None:
-        while self._heap and not self._is_current(self._heap[0]):
-            heappop(self._heap)
-
-    def _is_current(self, entry: Entry) -> bool:
-        return self._late.get(entry[1]) == entry[0]
+from kvstore.hints import Hint
+from policies.farewells import Farewells
+from policies.leaf_queue import Entry, LeafQueue
 
 
 class Block:
@@ -125,16 +43,34 @@ class Tour(Generic[B]):
         self._queue_of = queue_of
         self._is_held = is_held
         self._num_gone: dict[bytes, int] = {}
+        self._gone: dict[bytes, None] = {}
+        self.exposed: list[B] = []
+        """Blocks that are leaves because what goes before all queues has gone."""
         self._rest: dict[LeafQueue, Iterator[Entry]] = {}
         self._next: dict[LeafQueue, list[Entry]] = {}
 
+    def take_chains(self, chains: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+        """Yield the blocks of each chain up to one that is held, before any queue is looked at.
+
+        Each has no other child than the one before it.
+        """
+        for blocks in chains:
+            for key in blocks:
+                if self._is_held(key):
+                    break
+                self._gone[key] = None
+                yield key
+        for key in self._gone:
+            if self._blocks[key].parent not in self._gone and (block := self.expose_parent(key)):
+                self.exposed.append(block)
+
     def peek(self, queue: LeafQueue) -> bytes | None:
         """Return the next leaf of ``queue`` that is not held; ``None``: there is none."""
-        ahead = self._next.get(queue)
-        if ahead is None:
-            ahead = self._next[queue] = []
-            self._rest[queue] = iter(queue)
-            self._advance(queue)
+        if queue not in self._next:
+            head = queue.head()
+            if head is None or self._may_go(head):
+                return head
+        ahead = self._ahead(queue)
         return ahead[0][1] if ahead else None
 
     def take(self, queue: LeafQueue) -> bytes | None:
@@ -142,6 +78,9 @@ class Tour(Generic[B]):
         key = self.peek(queue)
         if key is None:
             return None
+        if queue not in self._next:
+            self._gone[key] = None
+            return key
         stamp, _ = heappop(self._next[queue])
         if stamp == self._blocks[key].stamp and key in queue:
             self._advance(queue)
@@ -156,17 +95,27 @@ class Tour(Generic[B]):
         num_gone = self._num_gone[parent_key] = self._num_gone.get(parent_key, 0) + 1
         if num_gone < self._num_children[parent_key] or self._is_held(parent_key):
             return None
-        queue = self._queue_of(parent)
-        self.peek(queue)
-        heappush(self._next[queue], (parent.stamp, parent_key))
+        heappush(self._ahead(self._queue_of(parent)), (parent.stamp, parent_key))
         return parent
+
+    def _ahead(self, queue: LeafQueue) -> list[Entry]:
+        """Return what comes next: a leaf, and exposed blocks. Walking begins here, as taking one is cheap."""
+        ahead = self._next.get(queue)
+        if ahead is None:
+            ahead = self._next[queue] = []
+            self._rest[queue] = iter(queue)
+            self._advance(queue)
+        return ahead
 
     def _advance(self, queue: LeafQueue) -> None:
         """Bring the queue's next leaf forward."""
         for entry in self._rest[queue]:
-            if not self._is_held(entry[1]):
+            if self._may_go(entry[1]):
                 heappush(self._next[queue], entry)
                 return
+
+    def _may_go(self, key: bytes) -> bool:
+        return key not in self._gone and not self._is_held(key)
 
 
 class LeafOrder(ABC, Generic[B]):
@@ -176,8 +125,11 @@ class LeafOrder(ABC, Generic[B]):
         self._blocks: dict[bytes, B] = {}
         self._num_children: dict[bytes, int] = {}
         self._num_stamps = 0
+        self._farewells: Farewells | None = None  # until a hint is heard
 
     def insert(self, key: bytes, parent: bytes, now_s: float) -> None:
+        if self._farewells is not None:
+            self._farewells.came(key, parent)
         block = self._blocks[key] = self._newcomer(key, parent, now_s)
         self._stamp(block)
         if key not in self._num_children:
@@ -187,10 +139,27 @@ class LeafOrder(ABC, Generic[B]):
             if self._num_children[parent] == 1 and (covered := self._blocks.get(parent)):
                 covered.queue.discard(parent)
 
+    def touch(self, key: bytes, now_s: float) -> None:
+        block = self._blocks.get(key)
+        if block is None:
+            return
+        if self._farewells is not None:
+            self._farewells.used(key)
+        self._use(key, block, now_s)
+
+    def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:  # noqa: ARG002 - uses are timed
+        """Take a hint; see ``Hearing``. It is about those blocks at the prompt's end that are its alone."""
+        if own := self._own(keys):
+            if self._farewells is None:
+                self._farewells = Farewells()
+            self._farewells.hear(own, hint)
+
     def remove(self, key: bytes) -> None:
         block = self._blocks.pop(key, None)
         if block is None:
             return
+        if self._farewells is not None:
+            self._farewells.went(key)
         block.queue.discard(key)
         self._left(key, block)
         if not block.parent:
@@ -205,8 +174,11 @@ class LeafOrder(ABC, Generic[B]):
             exposed.queue.add_late(block.parent, exposed.stamp)
 
     def victims(self, is_held: Callable[[bytes], bool]) -> Iterator[bytes]:
-        """Yield leaves in the order of the policy; see ``EvictionPolicy.victims``."""
-        return self._order(Tour(self._blocks, self._num_children, self._queue_of, is_held))
+        """Yield what goes for a hint, then leaves in the order of the policy; see ``EvictionPolicy``."""
+        tour = Tour(self._blocks, self._num_children, self._queue_of, is_held)
+        if self._farewells is None:
+            return self._order(tour)
+        return chain(tour.take_chains(self._farewells), self._order(tour))
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -221,6 +193,11 @@ class LeafOrder(ABC, Generic[B]):
                 children[block.parent] = children.get(block.parent, 0) + 1
         if children != self._num_children:
             raise InvariantError("the counts of resident children are wrong")
+        self._check_queues(children)
+        if self._farewells is not None:
+            self._farewells.check({key: block.parent for key, block in self._blocks.items()})
+
+    def _check_queues(self, children: Container[bytes]) -> None:
         leaves = {key: block for key, block in self._blocks.items() if key not in children}
         if any(key not in block.queue for key, block in leaves.items()):
             raise InvariantError("a leaf is missing from its queue")
@@ -231,6 +208,19 @@ class LeafOrder(ABC, Generic[B]):
             entries = list(queue)
             if entries != sorted(entries) or any(self._blocks[key].stamp != stamp for stamp, key in entries):
                 raise InvariantError("a queue is not in the order of its stamps")
+
+    def _own(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return the last resident blocks of a prompt, the last one first, up to one with another child."""
+        own, num_followers = list[bytes](), 0
+        for key in reversed(keys):
+            if key not in self._blocks:
+                num_followers = 0
+            elif self._num_children.get(key, 0) > num_followers:
+                break
+            else:
+                own.append(key)
+                num_followers = 1
+        return own
 
     def _move(self, key: bytes, block: B, queue: LeafQueue) -> None:
         """Put a block at the end of ``queue``."""
@@ -252,7 +242,8 @@ class LeafOrder(ABC, Generic[B]):
         return block.queue
 
     @abstractmethod
-    def touch(self, key: bytes, now_s: float) -> None: ...
+    def _use(self, key: bytes, block: B, now_s: float) -> None:
+        """Note a use of a resident block."""
 
     @abstractmethod
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> B:

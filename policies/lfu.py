@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.ghosts import Ghosts
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
 
 _LEVELS = 16
 _TURNS_TO_HALVE = 8
@@ -36,10 +37,7 @@ class LeafFirstLFU(LeafOrder[_CountedBlock]):
         self._period = 0
         self._num_uses_left = 0
 
-    def touch(self, key: bytes, now_s: float) -> None:  # noqa: ARG002 - uses are counted, not timed
-        block = self._blocks.get(key)
-        if block is None:
-            return
+    def _use(self, key: bytes, block: _CountedBlock, now_s: float) -> None:  # noqa: ARG002 - not timed
         self._count()
         block.num_uses = self._faded(block.num_uses, block.period) + 1
         block.period = self._period
@@ -53,7 +51,8 @@ class LeafFirstLFU(LeafOrder[_CountedBlock]):
         return _CountedBlock(parent, self._level(num_uses), num_uses, self._period)
 
     def _left(self, key: bytes, block: _CountedBlock) -> None:
-        self._ghosts.add(key, (block.num_uses, block.period), self._most)
+        self._ghosts.add(key, (block.num_uses, block.period))
+        self._ghosts.forget(self._most)
 
     def _queues(self) -> Iterator[LeafQueue]:
         yield from self._levels

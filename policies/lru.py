@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
 
 
 class LeafFirstLRU(LeafOrder[Block]):
@@ -17,9 +18,8 @@ class LeafFirstLRU(LeafOrder[Block]):
         super().__init__()
         self._queue = LeafQueue()
 
-    def touch(self, key: bytes, now_s: float) -> None:  # noqa: ARG002 - uses are ordered, not timed
-        if (block := self._blocks.get(key)) is not None:
-            self._move(key, block, self._queue)
+    def _use(self, key: bytes, block: Block, now_s: float) -> None:  # noqa: ARG002 - ordered, not timed
+        self._move(key, block, self._queue)
 
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> Block:  # noqa: ARG002 - likewise
         return Block(parent, self._queue)
@@ -32,5 +32,5 @@ class LeafFirstLRU(LeafOrder[Block]):
 
     def _order(self, tour: Tour[Block]) -> Iterator[bytes]:
         while (key := tour.take(self._queue)) is not None:
-            tour.expose_parent(key)
             yield key
+            tour.expose_parent(key)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from math import inf
 
 from policies.ghosts import Ghosts
 from policies.hazards import Hazards, Past
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
+from policies.ranking import Head, Rank, Ranking
 
 _GHOSTS_PER_BLOCK = 4
 _LEAST_GHOSTS = 1024
-
-# What the head of a class is worth, its place, and the number of the class.
-_Rank = tuple[float, int, int]
-_LAST: _Rank = (inf, 0, 0)
 
 
 class _KnownBlock(Block):
@@ -24,16 +21,17 @@ class _KnownBlock(Block):
     def __init__(self, parent: bytes, queue: LeafQueue, past: Past) -> None:
         super().__init__(parent, queue)
         self.past = past
-        self.kind = past.kind()
+        self.kind = past.kind()  # the class in whose queue it stands as long as it is a leaf
 
 
 class LeafFirstReuse(LeafOrder[_KnownBlock]):
     """Evicts the leaf that is least worth keeping, by when blocks like it were used again.
 
-    Blocks alike (as many uses, as long a gap before the last one, followed by another block or not) form a
-    class, whose leaves stand in a queue by last use. Of each class the one that has waited longest is asked
-    for; of these the one with the lowest index (``Hazards``) goes. The heads are compared anew when time
-    has moved on. Pasts are kept for four times as many blocks as were ever held at once.
+    Blocks alike (as many uses, as long gaps between them, followed by another block or not) form a class,
+    whose leaves stand in a queue by last use. Of each class the one that has waited longest is asked for; of
+    these the one with the lowest index (``Hazards``) goes. Indices are of the moment when a block came to the
+    head of its class, and are renewed as it grows older (``Ranking``). Pasts are kept for four times as many
+    blocks as were ever held at once.
     """
 
     def __init__(self) -> None:
@@ -41,9 +39,8 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
         self._classes: dict[int, LeafQueue] = {}
         self._ghosts = Ghosts[Past]()
         self._hazards = Hazards()
-        self._now_s = -inf
+        self._ranking = Ranking(self._head_of, self._hazards.index)
         self._most = 0
-        self._ranks: dict[int, _Rank] | None = None
 
     def insert(self, key: bytes, parent: bytes, now_s: float) -> None:
         self._hear(now_s)
@@ -52,33 +49,31 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
         if key in self._num_children:
             block.past.is_followed = True
         else:
-            self._rank_head(block.kind)
+            self._ranking.came(block.kind, block.stamp)
         if above := self._blocks.get(parent):
             above.past.is_followed = True
-
-    def touch(self, key: bytes, now_s: float) -> None:
-        block = self._blocks.get(key)
-        if block is None:
-            return
-        self._hear(now_s)
-        self._hazards.use(block.past, now_s)
-        if key in self._num_children:
-            self._stamp(block)
-            return
-        kind = block.kind
-        self._move(key, block, self._queue_of(block))
-        self._rank_head(kind)
-        self._rank_head(block.kind)
+            self._ranking.went(above.kind, above.stamp)
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.get(key)
         if block is None:
             return
         super().remove(key)
-        self._rank_head(block.kind)
+        self._ranking.went(block.kind, block.stamp)
         above = self._blocks.get(block.parent)
         if above is not None and block.parent not in self._num_children:
-            self._rank_head(above.kind)
+            self._ranking.came(above.kind, above.stamp)
+
+    def _use(self, key: bytes, block: _KnownBlock, now_s: float) -> None:
+        self._hear(now_s)
+        self._hazards.use(block.past, now_s)
+        if key in self._num_children:
+            self._stamp(block)
+            return
+        kind, stamp = block.kind, block.stamp
+        self._move(key, block, self._queue_of(block))
+        self._ranking.went(kind, stamp)
+        self._ranking.came(block.kind, block.stamp)
 
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> _KnownBlock:
         self._most = max(self._most, len(self._blocks) + 1)
@@ -91,14 +86,14 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
         return _KnownBlock(parent, self._class_of(past.kind()), past)
 
     def _left(self, key: bytes, block: _KnownBlock) -> None:
-        for past in self._ghosts.add(key, block.past, max(_LEAST_GHOSTS, _GHOSTS_PER_BLOCK * self._most)):
-            self._hazards.lose(past, self._now_s)
+        self._ghosts.add(key, block.past)
+        for past in self._ghosts.forget(max(_LEAST_GHOSTS, _GHOSTS_PER_BLOCK * self._most)):
+            self._hazards.lose(past, self._ranking.now_s)
 
     def _hear(self, now_s: float) -> None:
-        if now_s > self._now_s:
-            self._now_s = now_s
-            self._ranks = None
-            self._hazards.refit(now_s)
+        if self._hazards.refit(now_s):
+            self._ranking.renew()
+        self._ranking.pass_to(now_s)
 
     def _class_of(self, kind: int) -> LeafQueue:
         queue = self._classes.get(kind)
@@ -114,44 +109,59 @@ class LeafFirstReuse(LeafOrder[_KnownBlock]):
         yield from self._classes.values()
 
     def _order(self, tour: Tour[_KnownBlock]) -> Iterator[bytes]:
-        ranks = dict(self._ranked())
+        above = None
+        if not tour.exposed and (key := self._first(tour)) is not None:
+            yield key
+            above = tour.expose_parent(key)
+        yield from self._rest(tour, [*tour.exposed, above] if above else tour.exposed)
+
+    def _first(self, tour: Tour[_KnownBlock]) -> bytes | None:
+        """Take the head of the class that is ranked first; ``None``: it is held."""
+        first = self._ranking.first()
+        if first is None:
+            return None
+        queue = self._classes[first.kind]
+        key = tour.peek(queue)
+        return tour.take(queue) if key is not None and self._blocks[key].stamp == first.stamp else None
+
+    def _rest(self, tour: Tour[_KnownBlock], exposed: list[_KnownBlock]) -> Iterator[bytes]:
+        """Yield what goes after what was taken, which exposed some; ranks change on a copy."""
+        ranks = self._ranking.ranks()
+        for block in exposed:
+            self._lower(ranks, block)
         heap = list(ranks.values())
         heapify(heap)
         while heap:
-            kind = heap[0][2]
-            queue = self._classes[kind]
-            if ranks.get(kind) is not heap[0]:
+            rank = heap[0]
+            queue = self._classes[rank.kind]
+            if ranks.get(rank.kind) is not rank:
                 heappop(heap)
             elif (key := tour.peek(queue)) is None:
-                del ranks[kind]
+                del ranks[rank.kind]
                 heappop(heap)
-            elif (rank := self._rank(self._blocks[key], kind)) != heap[0]:
-                ranks[kind] = rank
-                heapreplace(heap, rank)
+            elif (block := self._blocks[key]).stamp != rank.stamp:
+                ranks[rank.kind] = self._rank(block)
+                heapreplace(heap, ranks[rank.kind])
             else:
                 tour.take(queue)
-                exposed = tour.expose_parent(key)
-                if exposed and (rank := self._rank(exposed, exposed.kind)) < ranks.get(exposed.kind, _LAST):
-                    ranks[exposed.kind] = rank
-                    heappush(heap, rank)
+                if (above := tour.expose_parent(key)) and self._lower(ranks, above):
+                    heappush(heap, ranks[above.kind])
                 yield key
 
-    def _ranked(self) -> dict[int, _Rank]:
-        """Return what the head of each class that has leaves is worth now."""
-        if self._ranks is None:
-            self._ranks = {}
-            for kind in self._classes:
-                self._rank_head(kind)
-        return self._ranks
+    def _lower(self, ranks: dict[int, Rank], exposed: _KnownBlock) -> bool:
+        """Let an exposed block head its class if it has waited longest there; says whether it has."""
+        rank = ranks.get(exposed.kind)
+        is_head = rank is None or exposed.stamp < rank.stamp
+        if is_head:
+            ranks[exposed.kind] = self._rank(exposed)
+        return is_head
 
-    def _rank_head(self, kind: int) -> None:
-        if self._ranks is None:
-            return
-        head = self._classes[kind].head()
-        if head is None:
-            self._ranks.pop(kind, None)
-        else:
-            self._ranks[kind] = self._rank(self._blocks[head], kind)
+    def _rank(self, block: _KnownBlock) -> Rank:
+        return self._ranking.rank(block.kind, Head(block.stamp, block.past.used_s))
 
-    def _rank(self, block: _KnownBlock, kind: int) -> _Rank:
-        return self._hazards.index(kind, self._now_s - block.past.used_s), block.stamp, kind
+    def _head_of(self, kind: int) -> Head | None:
+        key = self._classes[kind].head()
+        if key is None:
+            return None
+        block = self._blocks[key]
+        return Head(block.stamp, block.past.used_s)

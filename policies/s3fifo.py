@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.ghosts import Ghosts
-from policies.leaves import Block, LeafOrder, LeafQueue, Tour
+from policies.leaf_queue import LeafQueue
+from policies.leaves import Block, LeafOrder, Tour
 
 _PROBATION_SHARE = 0.1
 _MOST_USES = 3
@@ -42,11 +43,9 @@ class LeafFirstS3FIFO(LeafOrder[_QueuedBlock]):
         super().remove(key)
         self._come_round()
 
-    def touch(self, key: bytes, now_s: float) -> None:  # noqa: ARG002 - uses are counted, not timed
-        block = self._blocks.get(key)
-        if block is not None:
-            block.num_uses = min(_MOST_USES, block.num_uses + 1)
-            self._come_round()
+    def _use(self, key: bytes, block: _QueuedBlock, now_s: float) -> None:  # noqa: ARG002 - not timed
+        block.num_uses = min(_MOST_USES, block.num_uses + 1)
+        self._come_round()
 
     def _newcomer(self, key: bytes, parent: bytes, now_s: float) -> _QueuedBlock:  # noqa: ARG002 - likewise
         if self._ghosts.pop(key):
@@ -57,7 +56,8 @@ class LeafFirstS3FIFO(LeafOrder[_QueuedBlock]):
     def _left(self, key: bytes, block: _QueuedBlock) -> None:
         if block.queue is self._probation:
             self._num_on_probation -= 1
-            self._ghosts.add(key, fact=True, most=len(self._blocks))
+            self._ghosts.add(key, fact=True)
+            self._ghosts.forget(len(self._blocks))
 
     def _come_round(self) -> None:
         while (key := self._probation.head()) and (block := self._blocks[key]).num_uses:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstore.defaults import Defaults, Use, ttl_ms
+from kvstore.hints import Hint
 from kvstore.ledger import Ledger
 from kvstore.lives import Lives
 from kvstore.record import FOREVER_MS, Record
@@ -36,15 +37,23 @@ class SimulatedTier:
         return len(self._ledger.held)
 
     def serve(
-        self, keys: Sequence[bytes], at_ms: float, ttl_s: float | None = None, answer: Sequence[bytes] = ()
+        self,
+        keys: Sequence[bytes],
+        at_ms: float,
+        ttl_s: float | None = None,
+        answer: Sequence[bytes] = (),
+        hint: Hint | None = None,
     ) -> int:
         """Serve a prompt of these blocks; returns how many of them were hit, from the first.
 
-        ``answer`` are the whole blocks that the answer adds, stored after those of the prompt.
+        ``answer`` are the whole blocks that the answer adds, stored after those of the prompt. ``hint`` is
+        what is said when it has ended.
         """
         num_hit = self._use(keys, b"", at_ms, ttl_s)
         if answer and (not keys or keys[-1] in self._ledger.held):
             self._use(answer, keys[-1] if keys else b"", at_ms, ttl_s)
+        if hint is not None:
+            self._ledger.hear((*keys, *answer), hint, at_ms / 1000)
         return num_hit
 
     def thinned(

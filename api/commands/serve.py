@@ -30,7 +30,7 @@ def serve(settings: Settings) -> None:
     """
     check_budgets(settings)
     check_redis(settings)
-    config = serving_config(settings)
+    config = serving_config(settings, is_watched=True)
     with closing(listening_socket(settings.host, settings.port)) as listener:
         from api.server import serve_until_stopped
 

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from api.simulate.hints import Hints
+
 _TRACE = typer.Argument(help="A trace of requests: JSON lines, plain or compressed by xz.", metavar="TRACE")
 _POLICY = typer.Option(help="Eviction policies by name; OPT is the exact optimum.", metavar="A,B")
 _CAPACITY = typer.Option(
     help="Capacities in blocks [default: 1, 2, 5, 10 and 20 % of the different blocks].", metavar="N,M"
 )
 _TTL = typer.Option("--ttl", help="Seconds after which a block that was not used again goes.", metavar="S")
+_HINTS = typer.Option(
+    help="Tell policies nothing (none), what the trace says (trace), or also of each session's last request"
+    " that it ends it (hindsight).",
+)
 _BLOCK = typer.Option(help="Tokens in a block of the trace [default: 512, of Qwen-Bailian's form 16].", min=1)
 _WORTH = "What hits are worth: TTFT and saved device time"
 _PREFILL = typer.Option(help="Tokens/s of prefill.", min=1e-3, max=1e9, rich_help_panel=_WORTH)
@@ -44,6 +50,7 @@ def simulate(
     policy: Annotated[str, _POLICY] = "lru,OPT",
     capacity_blocks: Annotated[str | None, _CAPACITY] = None,
     ttl_s: Annotated[float | None, _TTL] = None,
+    hints: Annotated[Hints, _HINTS] = Hints.NONE,
     block_tokens: Annotated[int | None, _BLOCK] = None,
     prefill_tok_s: Annotated[float | None, _PREFILL] = None,
     load: Annotated[str | None, _LOAD] = None,
@@ -84,7 +91,7 @@ def simulate(
 
     registry = Registry()
     register_builtin(registry)
-    asked = question(policy, capacity_blocks, ttl_s, registry, is_drawn=plot_file is not None)
+    asked = question(policy, capacity_blocks, ttl_s, registry, is_drawn=plot_file is not None, hints=hints)
     priced = prices(CostFlags(prefill_tok_s, load, kv_token_bytes, model, costs, tier))
     check_report_file(json_file)
     check_figure_file(plot_file)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from api.simulate.hints import Hints, hints_of
 from api.simulate.optimum import Optimum, next_uses
 from api.simulate.replay import Cache, Cell, replay
 from api.simulate.tier import TracedTier
@@ -37,10 +38,17 @@ class Question:
     capacities: tuple[int, ...]
     """In blocks; empty: 1, 2, 5, 10 and 20 % of the trace's distinct blocks."""
     ttl_s: float | None = None
+    hints: Hints = Hints.NONE
 
 
 def question(
-    policies: str, capacities: str | None, ttl_s: float | None, registry: Registry, *, is_drawn: bool
+    policies: str,
+    capacities: str | None,
+    ttl_s: float | None,
+    registry: Registry,
+    *,
+    is_drawn: bool,
+    hints: Hints = Hints.NONE,
 ) -> Question:
     """Return what the words of the command line ask for; a drawing has its two bounds as well.
 
@@ -54,7 +62,7 @@ def question(
     if ttl_s is not None and not 0.001 <= ttl_s <= _CENTURY_S:
         raise ConfigError("ttl", f"must lie between a millisecond and a century, not {ttl_s} s")
     sizes = [] if capacities is None else map(_capacity, _words("capacity_blocks", capacities))
-    asked = Question(tuple(dict.fromkeys(names)), tuple(sorted(set(sizes))), ttl_s)
+    asked = Question(tuple(dict.fromkeys(names)), tuple(sorted(set(sizes))), ttl_s, hints)
     if len(asked.policies) * len(asked.capacities) > _MOST_CELLS:
         raise ConfigError("capacity_blocks", f"at most {_MOST_CELLS} cells are replayed at once")
     return asked
@@ -69,12 +77,13 @@ def usual_capacities(trace: Trace) -> tuple[int, ...]:
 def make_caches(asked: Question, trace: Trace, registry: Registry) -> dict[str, MakeCache]:
     """Return how the cache of each policy is made."""
     uses = functools.cache(lambda: next_uses(trace))
+    hints = hints_of(trace, asked.hints)
 
     def maker(policy: str) -> MakeCache:
         if policy == OPTIMUM:
             return lambda size: Optimum(uses(), size)
         factory = registry.get(Kind.EVICTION, policy)
-        return lambda size: TracedTier(trace, factory(), size, asked.ttl_s)
+        return lambda size: TracedTier(trace, factory(), size, asked.ttl_s, hints)
 
     return {policy: maker(policy) for policy in asked.policies}
 

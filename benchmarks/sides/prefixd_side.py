@@ -13,7 +13,8 @@ from typing import Any, cast
 
 from api.bench.engine import collect, keep_only_below
 from api.serving_config import serving_config
-from api.settings import Dtype, Settings
+from api.setting_types import Dtype
+from api.settings import Settings
 from benchmarks.sides.protocol import Command, Prompts, serve
 from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.events import Delta, Event, Finished

@@ -12,11 +12,12 @@ from engine_adapter.engine.departing import Departing
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.events import COMPUTED, Delta, Finished, Reason
 from engine_adapter.engine.finding import Finder
+from engine_adapter.engine.foreseeing import Foreseeing
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
 from engine_adapter.engine.reporting import Tally
-from engine_adapter.engine.request import CacheUse
+from engine_adapter.engine.request import CacheUse, Request
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler, Work
 from engine_adapter.engine.sequence import Sequence
@@ -54,6 +55,7 @@ class Loop:
         self._departing = departing
         self._planner = planner
         self._verifier = verifier
+        self._foreseeing = Foreseeing(prefix, clock)
         self._finder = Finder(prefix, planner, verifier, accounts, clock)
         self._open: dict[int, Sequence] = {}
         self._model = model
@@ -67,6 +69,7 @@ class Loop:
         self._open.update((one.number, one) for one in (sequence, *sequence.forks))
         self.departures.began(self._clock.monotonic_s())
         self._scheduler.add(sequence)
+        self._foreseeing.came(sequence)
         with self._blaming(sequence):
             self._prefix.ask_ahead(sequence)
 
@@ -84,11 +87,15 @@ class Loop:
             self._prefix.traffic.drop_all()
         else:
             self._prefix.traffic.store_all()
+        self._foreseeing.waits(())
 
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
         self._prefix.let_go_of_ended()
+        if len(self._scheduler.waiting) > 1:
+            self._foreseeing.waits(self._scheduler.waiting)
         has_moved = self._admit()
+        self._foreseeing.waits(self._scheduler.waiting)
         has_moved |= self._collect()
         has_moved |= self._make_room()
         self._review()
@@ -125,6 +132,7 @@ class Loop:
         known = [*self._scheduler.waiting, *self._scheduler.running]
         if len(self._open) != len(known) + sum(len(sequence.forks) for sequence in known):
             raise InvariantError("an open sequence neither waits nor runs nor is to be forked")
+        self._foreseeing.check(self._scheduler.waiting)
 
     def _admit(self) -> bool:
         num_admitted = 0
@@ -242,6 +250,8 @@ class Loop:
         self._verifier.dismiss(sequence)
         sequence.leave_tiers()
         self._scheduler.remove(sequence)
+        if sequence.request.sampling.n == 1 or not self._goes_on(sequence.request):
+            self._foreseeing.ended(sequence, reason)
         usage = sequence.usage()
         self.tally.add(reason, usage)
         self.departures.ended(self._clock.monotonic_s(), is_last=not self._open)
@@ -258,6 +268,10 @@ class Loop:
             _log.exception("a caller's on_event failed")
         while sequence.forks:  # there is no prompt for them to go on from
             self._finish(sequence.forks.pop(0), reason, error)
+
+    def _goes_on(self, request: Request) -> bool:
+        """Say whether there are answers to it that have not ended."""
+        return any(sequence.request is request for sequence in self._open.values())
 
     @contextmanager
     def _blaming(self, sequence: Sequence) -> Iterator[None]:

@@ -67,7 +67,7 @@ class PrefixCache:
         if self.can_allocate(num_missing + num_spare, waits=False):
             missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
         if missing is None:
-            self.pool.release(shared.values())
+            self.pool.release(shared.values(), is_used=False)
             return False
         fresh = iter(missing)
         sequence.restart()
@@ -207,6 +207,14 @@ class PrefixCache:
     def keys_between(self, sequence: Sequence, start: int, end: int) -> list[bytes]:
         """Return the keys of the whole blocks that positions ``start`` to ``end`` touch."""
         return sequence.keys[start // self._step : self.blocks_for(end)]
+
+    def wanted_keys(self, sequence: Sequence) -> list[bytes]:
+        """Return the keys of the blocks that a sequence which waits is going to look up."""
+        return self._prefill_keys(sequence) if sequence.cache.reads else []
+
+    def computed_keys(self, sequence: Sequence) -> list[bytes]:
+        """Return the keys of the whole blocks that are there thanks to a sequence, or were for it."""
+        return sequence.keys[: sequence.num_computed // self._step]
 
     def can_allocate(self, num: int, *, waits: bool = True) -> bool:
         """Say whether the pool has ``num`` blocks, storing those that wait for it if that frees them.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from backends.copies import Copy
 from backends.device import DevicePool
+from kvstore.hints import Hint
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
 from kvstore.storing import Reservation
@@ -33,12 +34,29 @@ class Storable:
     ttl_s: float | None
 
 
+class _Waiting(NamedTuple):
+    """A block that waits, the ``number``-th of all."""
+
+    number: int
+    storable: Storable
+    block: int
+
+
 class _Leaving(NamedTuple):
     """A block on its way into the memory reserved for it."""
 
+    number: int
     block: int
     reservation: Reservation
     copy: Copy
+
+
+class _Remark(NamedTuple):
+    """What is said of a prompt, once all blocks before the ``number``-th are stored."""
+
+    number: int
+    keys: Sequence[bytes]
+    hint: Hint
 
 
 class StoreQueue:
@@ -58,8 +76,10 @@ class StoreQueue:
         self._pool = pool
         self._store = store
         self._most = min(_MOST, pool.num_blocks // 4)
-        self._waiting: deque[tuple[Storable, int]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._leaving: deque[_Leaving] = deque()
+        self._remarks: deque[_Remark] = deque()
+        self._num_added = 0
 
     @property
     def num_leaving(self) -> int:
@@ -70,7 +90,13 @@ class StoreQueue:
         """Queue a published block."""
         block = self._pool.acquire(storable.key)
         if block is not None:
-            self._waiting.append((storable, block))
+            self._waiting.append(_Waiting(self._num_added, storable, block))
+            self._num_added += 1
+
+    def tell(self, keys: Sequence[bytes], hint: Hint) -> None:
+        """Pass a hint on to the pool and the store, behind all blocks that were queued before."""
+        self._remarks.append(_Remark(self._num_added, keys, hint))
+        self._tell_due()
 
     def store_some(self, *, is_idle: bool) -> bool:
         """Begin to store the next few blocks; says whether there were any, or copies are complete now."""
@@ -78,6 +104,7 @@ class StoreQueue:
         num = max(_AN_IDLE_TURN if is_idle else _A_STEP, len(self._waiting) - self._most)
         num = min(num, len(self._waiting))
         self._begin(num)
+        self._tell_due()
         return has_ended or num > 0
 
     def store_all(self) -> None:
@@ -85,6 +112,7 @@ class StoreQueue:
         self._begin(len(self._waiting))
         while self._leaving:
             self._end_next()
+        self._tell_due()
 
     def make_available(self, num: int, *, waits: bool) -> None:
         """Begin to store every block that waits; wait for copies while ``num`` blocks are not available."""
@@ -98,23 +126,25 @@ class StoreQueue:
         while self._leaving:
             self._end_next(is_wanted=False)
         while self._waiting:
-            self._pool.release([self._waiting.popleft()[1]])
+            self._pool.release([self._waiting.popleft().block], is_used=False)
+        self._remarks.clear()
 
     def _begin(self, num: int) -> None:
         for _ in range(num):
-            storable, block = self._waiting.popleft()
+            waiting = self._waiting.popleft()
             leaving = None
-            with _logged():
-                leaving = self._begin_copy(storable, block)
+            with _logged("a block could not be stored"):
+                leaving = self._begin_copy(waiting)
             if leaving is None:
-                self._pool.release([block])
+                self._pool.release([waiting.block], is_used=False)
                 continue
             self._leaving.append(leaving)
             self._end_complete()
             if len(self._leaving) > self._most:
                 self._end_next()
 
-    def _begin_copy(self, storable: Storable, block: int) -> _Leaving | None:
+    def _begin_copy(self, waiting: _Waiting) -> _Leaving | None:
+        number, storable, block = waiting
         if self._store.ended((storable.key,)):  # while it waited; stored now it would begin another life
             return None
         reservation = self._store.reserve(
@@ -128,7 +158,7 @@ class StoreQueue:
         if reservation is None:
             return None
         try:
-            return _Leaving(block, reservation, self._pool.read_block(block, reservation.view))
+            return _Leaving(number, block, reservation, self._pool.read_block(block, reservation.view))
         except BaseException:
             reservation.abort()
             raise
@@ -143,23 +173,33 @@ class StoreQueue:
 
     def _end_next(self, *, is_wanted: bool = True) -> None:
         """Wait for the oldest copy, and publish it if it ``is_wanted``."""
-        block, reservation, copy = self._leaving.popleft()
+        _, block, reservation, copy = self._leaving.popleft()
         is_copied = False
-        with _logged():
+        with _logged("a block could not be stored"):
             copy.wait()
             is_copied = True
-        with _logged():
+        with _logged("a block could not be stored"):
             if is_copied and is_wanted:
                 reservation.commit()
             else:
                 reservation.abort()
-        self._pool.release([block])
+        self._pool.release([block], is_used=False)
+
+    def _tell_due(self) -> None:
+        """Pass on the hints before which every block is stored."""
+        first = self._leaving or self._waiting
+        stored_to = first[0].number if first else self._num_added
+        while self._remarks and self._remarks[0].number <= stored_to:
+            _, keys, hint = self._remarks.popleft()
+            with _logged("a hint could not be passed on"):
+                self._pool.hear(keys, hint)
+                self._store.foresight.hint(keys, hint)
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    """Let an error inside cost this block's storing and nothing else."""
+def _logged(trouble: str) -> Iterator[None]:
+    """Let an error inside cost what is done there and nothing else."""
     try:
         yield
     except Exception:  # noqa: BLE001 - whatever it is
-        _log.exception("a block could not be stored")
+        _log.exception(trouble)

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.conformance.eviction import key
-from kvstore.seams import EvictionPolicy
+from kvstore.hints import Hint
+from kvstore.seams import EvictionPolicy, Hearing
 
 _NUMBERS = st.integers(1, 40)
+_STOPS = st.none() | st.sampled_from(["stop", "length"])
 
 
 class EvictionMachine(RuleBasedStateMachine):
-    """Blocks come, are used, held and removed in any order; after each step the contract holds."""
+    """Blocks come, are used, held, hinted at and removed in any order; after each step the contract holds."""
 
     make_policy: Callable[[], EvictionPolicy]
 
@@ -48,6 +50,15 @@ class EvictionMachine(RuleBasedStateMachine):
     @rule(number=_NUMBERS)
     def touch(self, number: int) -> None:
         self.policy.touch(key(number), self.now_s)
+
+    @rule(number=_NUMBERS, ends=st.booleans(), pause_s=st.none() | st.floats(0, 1e9), stop=_STOPS)
+    def hint(self, number: int, ends: bool, pause_s: float | None, stop: str | None) -> None:
+        if not isinstance(self.policy, Hearing):
+            return
+        keys = [key(number)]
+        while above := self.parents.get(keys[0]):
+            keys.insert(0, above)
+        self.policy.hear(keys, Hint(ends, pause_s, stop), self.now_s)
 
     @rule(number=_NUMBERS)
     def remove(self, number: int) -> None:

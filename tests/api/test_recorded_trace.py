@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,13 +14,15 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from api.cli import build_cli
+from api.serving_config import serving_config
 from api.settings import Settings
 from api.simulate.tier import TracedTier
 from api.simulate.trace import read_trace
-from engine_adapter.assemble import Serving
+from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import Request, Sampling
 from engine_adapter.trace_file import TraceFile
 from kvstore.arena import slot_stride
+from kvstore.errors import PrefixdError
 from kvstore.served import ServedPrompt
 from policies.lru import LeafFirstLRU
 from tests.eventually import eventually
@@ -38,6 +41,12 @@ def settings(make_settings: Callable[..., Settings], trace_path: Path) -> Settin
     return make_settings(
         host_bytes=HOST_BYTES, disk_bytes=0, record_trace=trace_path, shadow_policies="lru,arc"
     )
+
+
+@pytest.fixture(scope="module")
+def serving(settings: Settings) -> Iterator[Serving]:
+    with closing(assemble(serving_config(settings, is_watched=True))) as serving:
+        yield serving
 
 
 def metrics(client: TestClient) -> dict[str, float]:
@@ -94,6 +103,22 @@ def test_shadows_are_told_over_http_and_as_metrics(serving: Serving, client: Tes
     assert found['prefixd_shadow_sample_rate{tier="host"}'] == 1.0
     assert "prefixd_shadow_core_share" in found
     assert found["prefixd_shadow_dropped_total"] == 0
+
+
+def test_what_watches_is_refused_before_the_model_is_read(make_settings: Callable[..., Settings]) -> None:
+    for bad, reason in (("lru,,arc", "is not a list of names"), ("lru,nope", "'nope': is not known")):
+        with pytest.raises(PrefixdError, match=reason):
+            assemble(serving_config(make_settings(shadow_policies=bad, model="/nowhere"), is_watched=True))
+
+
+def test_only_a_server_is_watched(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
+    settings = make_settings(record_trace=tmp_path / "trace")
+    config = serving_config(settings)
+    assert (config.shadow_policies, config.record_trace) == ((), None)
+    config = serving_config(settings, is_watched=True)
+    assert config.shadow_policies == ("lru", "arc", "reuse")
+    assert config.record_trace == tmp_path / "trace"
+    assert serving_config(make_settings(shadow_policies="none"), is_watched=True).shadow_policies == ()
 
 
 HEADER = {"form": "prefixd-trace", "version": 1, "block_tokens": 4, "default_ttl_s": None}

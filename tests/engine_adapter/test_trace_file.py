@@ -74,10 +74,10 @@ def test_its_owner_alone_may_read_it(path: Path, file: TraceFile) -> None:
 
 def test_it_keeps_to_its_bytes_and_the_last_requests_stay(path: Path) -> None:
     file = TraceFile(path, 4000, 4)
+    both = [path, path.with_name("trace.jsonl.1")]
     for number in range(100):
         file.write(replace(SERVED, at_ms=number))
         file.flush()
-        both = [path, path.with_name("trace.jsonl.1")]
         assert sum(one.stat().st_size for one in both if one.exists()) <= 4000
     file.close()
     for one in both:

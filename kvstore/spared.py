@@ -1,0 +1,45 @@
+"""Blocks that somebody who waits is going to need: they go last, and are never held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import TypeVar
+
+T = TypeVar("T")
+IsHeld = Callable[[bytes], bool]
+
+
+class Spared:
+    """Keys, each spared as often as it was named and not taken back. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._num_times: Counter[bytes] = Counter()
+        self._lock = Lock()
+
+    def spare(self, keys: Iterable[bytes]) -> None:
+        """Let blocks go last from now on."""
+        with self._lock:
+            self._num_times.update(keys)
+
+    def unspare(self, keys: Iterable[bytes]) -> None:
+        """Take that back, once for each key."""
+        with self._lock:
+            for key in keys:
+                self._num_times[key] -= 1
+                if self._num_times[key] <= 0:
+                    del self._num_times[key]
+
+    def choose(self, how: Callable[[IsHeld], T | None], is_held: IsHeld) -> T | None:
+        """Return what ``how`` chooses with spared blocks held as well; where that is nothing, without."""
+        if not self._num_times:
+            return how(is_held)
+        chosen = how(lambda key: key in self._num_times or is_held(key))
+        return how(is_held) if chosen is None else chosen
+
+    def __len__(self) -> int:
+        return len(self._num_times)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._num_times

@@ -111,7 +111,6 @@ class DevicePool:
         self._references[block] += 1
         if self._references[block] == 1:
             self._hold(key)
-        self._policy.touch(key, self._clock.monotonic_s())
         return block
 
     def allocate(self, num: int, after: int | None = None) -> list[int] | None:
@@ -145,7 +144,6 @@ class DevicePool:
         self._holds[key] += 1
         self._num_held += 1
         self._hold(parent)
-        self._policy.insert(key, parent, self._clock.monotonic_s())
         self._on_added(key, parent)
         return True
 
@@ -158,8 +156,11 @@ class DevicePool:
         """Evict the published blocks of these ``keys``, but for those that are in use."""
         self._remove([key for key in keys if key in self._block_of and key not in self._holds])
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Give back one reference of each block: private ones become free, others may be cached."""
+    def release(self, blocks: Iterable[int], *, is_used: bool = True) -> None:
+        """Give back one reference of each block: private ones become free, others may be cached.
+
+        Now, and once, the policy is told that a block was used; not if ``is_used`` is false.
+        """
         now_s = self._clock.monotonic_s()
         for block in blocks:
             if self._references[block] < 1:
@@ -168,9 +169,14 @@ class DevicePool:
             key = self._key_of.get(block)
             if key is None:
                 self._set_free(block)
-            elif not self._references[block]:
-                self._unhold(key)
+                continue
+            is_ordered, is_last = key in self._policy, not self._references[block]
+            if is_ordered and is_used:
                 self._policy.touch(key, now_s)
+            elif not is_ordered and (is_used or is_last):
+                self._policy.insert(key, self._parent_of[key], now_s)
+            if is_last:
+                self._unhold(key)
 
     def require_private(self, blocks: Iterable[int]) -> None:
         """Raise ``InvariantError`` unless all ``blocks`` are private, so that they may be written."""
@@ -213,18 +219,18 @@ class DevicePool:
     def check(self) -> None:
         """Raise ``InvariantError`` unless free, private, shared and cached blocks add up."""
         self._policy.check()
-        used = [block for block in range(self.num_blocks) if self._references[block]]
+        used = [block for block, number in enumerate(self._references) if number]
         private = [block for block in used if block not in self._key_of]
-        num_shared = len(used) - len(private)
-        total = self._num_free + len(private) + num_shared + self.num_cached
+        ordered = {key for key in self._block_of if key in self._policy}
+        total = self._num_free + len(used) + self.num_cached
         laws = {
             "free + private + shared + cached = all": total == self.num_blocks,
             "the free map counts the free blocks": sum(self._is_free) == self._num_free,
             "no free block is in use": not any(self._is_free[block] for block in (*used, *self._key_of)),
             "a private block has one reference": all(self._references[block] == 1 for block in private),
             "one key, one block": {key: block for block, key in self._key_of.items()} == self._block_of,
-            "the policy orders what is published": len(self._policy) == len(self._block_of)
-            and all(key in self._policy for key in self._block_of),
+            "the policy orders what is published and was given back": len(self._policy) == len(ordered)
+            and all(self._references[self._block_of[key]] for key in self._block_of.keys() - ordered),
             "holds follow references": self._holds == self._expected_holds(),
             "held keys are counted": self._num_held == sum(key in self._holds for key in self._block_of),
         }

@@ -78,7 +78,8 @@ class Hazards:
         self._counts: dict[int, tuple[list[float], list[float]]] = {}
         self._known: dict[int, list[float]] = {}
         self._belief = _BELIEF
-        self._num_uses = 0
+        self._num_uses = 0  # since the last fit, and how many it takes to the next
+        self._num_to_fit = _LEAST_USES_BETWEEN_FITS
         self._num_seen = 0.0  # uses of blocks in the sample, and the moments when there were any
         self._num_moments = 0.0
         self._seen_s = -inf
@@ -119,9 +120,10 @@ class Hazards:
 
     def refit(self, now_s: float) -> bool:
         """Learn anew from what was counted, if enough has been since the last time; says whether it did."""
-        if self._num_uses < max(_LEAST_USES_BETWEEN_FITS, _USES_A_SAMPLED_BLOCK * len(self._sample)):
+        if self._num_uses < self._num_to_fit:
             return False
         self._num_uses = 0
+        self._num_to_fit = max(_LEAST_USES_BETWEEN_FITS, _USES_A_SAMPLED_BLOCK * len(self._sample))
         self._weigh(_FADE)
         unused = self._still_unused(now_s)
         nothing = [0.0] * _NUM_BUCKETS

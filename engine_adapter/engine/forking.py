@@ -42,7 +42,7 @@ def _fork_blocks(prefix: PrefixCache, first: Sequence, num_spare: int) -> list[i
     private = [block for block in blocks if not is_shared(block)]
     copies = pool.allocate(len(private)) if prefix.can_allocate(len(private) + num_spare) else None
     if copies is None:
-        pool.release(reversed(shared))
+        pool.release(reversed(shared), is_used=False)
         return None
     copy_of = dict(zip(private, copies, strict=True))
     for block, copy in copy_of.items():
@@ -54,5 +54,5 @@ def _share(pool: DevicePool, block: int, key: bytes) -> bool:
     """Add a reference to ``block`` if it is the published one of ``key``."""
     published = pool.acquire(key)
     if published is not None and published != block:
-        pool.release([published])
+        pool.release([published], is_used=False)
     return published == block

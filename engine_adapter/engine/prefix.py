@@ -67,7 +67,7 @@ class PrefixCache:
         if self.can_allocate(num_missing + num_spare, waits=False):
             missing = self.pool.allocate(num_missing, after=_last_of_head(shared))
         if missing is None:
-            self.pool.release(shared.values())
+            self.pool.release(shared.values(), is_used=False)
             return False
         fresh = iter(missing)
         sequence.restart()

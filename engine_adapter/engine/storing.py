@@ -126,7 +126,7 @@ class StoreQueue:
         while self._leaving:
             self._end_next(is_wanted=False)
         while self._waiting:
-            self._pool.release([self._waiting.popleft().block])
+            self._pool.release([self._waiting.popleft().block], is_used=False)
         self._remarks.clear()
 
     def _begin(self, num: int) -> None:
@@ -136,7 +136,7 @@ class StoreQueue:
             with _logged("a block could not be stored"):
                 leaving = self._begin_copy(waiting)
             if leaving is None:
-                self._pool.release([waiting.block])
+                self._pool.release([waiting.block], is_used=False)
                 continue
             self._leaving.append(leaving)
             self._end_complete()
@@ -181,7 +181,7 @@ class StoreQueue:
                 reservation.commit()
             else:
                 reservation.abort()
-        self._pool.release([block])
+        self._pool.release([block], is_used=False)
 
     def _tell_due(self) -> None:
         """Pass on the hints before which every block is stored."""

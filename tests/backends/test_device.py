@@ -35,6 +35,22 @@ class Ticking:
         return self.now_s
 
 
+class TellingLRU(LeafFirstLRU):
+    """An LRU that remembers the uses it was told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uses: list[bytes] = []
+
+    def insert(self, key: bytes, parent: bytes, now_s: float) -> None:
+        self.uses.append(key)
+        super().insert(key, parent, now_s)
+
+    def touch(self, key: bytes, now_s: float) -> None:
+        self.uses.append(key)
+        super().touch(key, now_s)
+
+
 class Pool(DevicePool):
     """A pool that remembers which keys it has told the index of."""
 
@@ -48,7 +64,8 @@ class Pool(DevicePool):
         self.index: dict[bytes, bytes] = {}
         added, removed = self.index.__setitem__, self.index.__delitem__
         clock = Clock(monotonic_s=Ticking())
-        super().__init__(shape, num_blocks, "cpu", LeafFirstLRU(), added, removed, clock, layout, copies)
+        self.policy = TellingLRU()
+        super().__init__(shape, num_blocks, "cpu", self.policy, added, removed, clock, layout, copies)
 
     def allocated(self, num: int, after: int | None = None) -> list[int]:
         blocks = self.allocate(num, after)
@@ -154,6 +171,39 @@ def test_the_policy_says_who_goes_first() -> None:
     pool.release([block])
     pool.allocated(1)
     assert set(pool.index) == {b"a", b"c"}
+
+
+def test_the_policy_is_told_of_a_use_once_when_it_ends() -> None:
+    pool = Pool(4)
+    blocks = pool.published([b"a", b"b"])
+    assert pool.acquire(b"b") == blocks[1], "it is copied into a store"
+    pool.release([blocks[1]], is_used=False)
+    assert pool.policy.uses == []
+    pool.release(reversed(blocks))
+    assert pool.policy.uses == [b"b", b"a"]
+    assert pool.acquire(b"a") == pool.acquire(b"a") == blocks[0]
+    pool.release([blocks[0]])
+    assert pool.policy.uses == [b"b", b"a", b"a"], "each of two that use it is heard of"
+    pool.release([blocks[0]])
+    assert pool.policy.uses == [b"b", b"a", b"a", b"a"]
+    pool.check()
+
+
+def test_what_a_long_sequence_held_was_used_when_it_ended() -> None:
+    pool = Pool(2)
+    (long,) = pool.published([b"long"])
+    pool.release(pool.published([b"short"]))
+    pool.release([long])
+    pool.allocated(1)
+    assert set(pool.index) == {b"long"}
+
+
+def test_a_block_given_back_unused_by_the_last_that_holds_it_may_go_all_the_same() -> None:
+    pool = Pool(1)
+    pool.release(pool.published([b"a"]), is_used=False)
+    pool.check()
+    pool.allocated(1)
+    assert pool.index == {}
 
 
 def test_a_cached_parent_stays_while_its_child_is_in_use() -> None:

@@ -60,6 +60,16 @@ def test_a_waiting_block_is_not_evicted(make_rig: MakeRig) -> None:
     assert rig.pool.num_available == 8
 
 
+def test_storing_a_block_is_no_use_of_it(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig()
+    touched = list[bytes]()
+    monkeypatch.setattr(rig.pool._policy, "touch", lambda key, _now_s: touched.append(key))
+    queue = StoreQueue(rig.pool, rig.store)
+    publish(rig, queue, 4)
+    queue.store_all()
+    assert touched == []
+
+
 def test_a_request_gets_the_blocks_that_only_wait_to_be_stored(make_rig: MakeRig) -> None:
     rig = make_rig(num_blocks=12)
     for seed in range(6):

@@ -69,10 +69,10 @@ def test_what_others_share_is_left_to_the_policy(policy: LeafOrder[Block]) -> No
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_block_that_is_used_again_is_left_to_the_policy(name: str) -> None:
-    told, untold = convinced(name), convinced(name)
+    told, untold, ended = convinced(name), convinced(name), [key(number) for number in range(11, 15)]
     for policy in (told, untold):
         chain_of(policy, 1, 1)
-        ended = chain_of(policy, 11, 4)
+        chain_of(policy, 11, 4)
         if policy is told:
             policy.hear(ended, SAID_TO_END, 0.0)
         policy.touch(ended[1], 1.0)

@@ -104,7 +104,8 @@ class Belief:
     def came(self, key: bytes) -> None:
         """Note that a block is inserted."""
         if gone := self._gone.pop(key, None):
-            gone.returns.add(gone.num_blocks, is_back=True)
+            away = self._num_gone - gone.num_gone
+            gone.returns.add(gone.num_blocks, is_back=not 0 < self._wait < away)
 
     def went(self, key: bytes) -> None:
         """Note that a block that was left to the policy has gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def listen(rig: Rig, tier: str = "pool") -> Told:
     def hear(keys: Sequence[bytes], hint: Hint, _now_s: float) -> None:
         told.append(([key for key in keys if key in policy], hint))
 
-    policy.hear = hear  # type: ignore[method-assign]
+    vars(policy)["hear"] = hear
     return told
 
 
@@ -81,7 +82,9 @@ def test_several_answers_to_a_prompt_end_once(make_rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("options", [{"cache": CacheUse.OFF}, {"cache": CacheUse.READ, "salt": "nobody's"}])
-def test_who_leaves_nothing_behind_says_nothing_that_matters(make_rig: MakeRig, options: dict) -> None:
+def test_who_leaves_nothing_behind_says_nothing_that_matters(
+    make_rig: MakeRig, options: dict[str, Any]
+) -> None:
     rig = make_rig()
     told = listen(rig)
     rig.engine.generate(greedy(blocks(2, 1), 2, end_session=True, **options))
@@ -95,7 +98,7 @@ def test_a_policy_that_fails_at_a_hint_costs_nobody_anything(make_rig: MakeRig) 
     def hear(_keys: Sequence[bytes], _hint: Hint, _now_s: float) -> None:
         raise RuntimeError("no")
 
-    policy_of(rig, "pool").hear = hear  # type: ignore[method-assign]
+    vars(policy_of(rig, "pool"))["hear"] = hear
     assert rig.engine.generate(greedy(blocks(2, 1), 2)).error is None
     assert rig.engine.generate(greedy(blocks(2, 1), 2)).error is None
     assert rig.engine.health().ok

@@ -71,10 +71,8 @@ class ResidencyIndex(Residents):
         with self._lock:
             if facts.key in self._absences.quarantined:
                 return None
-            room = self._choose(
-                ledger,
-                lambda is_kept: ledger.reserve(facts.key, footprint_bytes, is_kept, facts.namespace),
-            )
+            key, space = facts.key, facts.namespace
+            room = self._choose(ledger, lambda is_kept: ledger.reserve(key, footprint_bytes, is_kept, space))
             if room is None:
                 ledger.note_refusal(facts.key, footprint_bytes, facts.namespace)
                 return None
@@ -98,13 +96,10 @@ class ResidencyIndex(Residents):
         """
         with self._lock:
             record = self._records.get(key)
-            if record is None or not (record.over or now_ms >= record.sure_ms):
+            is_free = record is not None and (self._is_alive(record, now_ms) or not record.num_holds)
+            if record is None or not record.over >> bit & 1 or not is_free:
                 return False
-            is_alive = self._is_alive(record, now_ms)
-            if not record.over >> bit & 1 or (record.num_holds and not is_alive):
-                return False
-            if not self._ledger(bit).begin_removal(key):
-                return False
+            self._ledger(bit).begin_removal(key)
             self._clear_bit(key, bit, Cause.EXPIRED)
             return True
 
@@ -112,8 +107,7 @@ class ResidencyIndex(Residents):
         """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""
         ledger = self._ledger(bit)
         with self._lock:
-            record = self._records.get(key)
-            is_over = record is not None and record.over >> bit & 1 > 0
+            is_over = (record := self._records.get(key)) is not None and record.over >> bit & 1 > 0
             return is_over or key in ledger.arriving or key in ledger.leaving
 
     def cancel(self, bit: int, room: Room) -> None:

@@ -38,9 +38,8 @@ _GROWTH_BLOCKS = 16
 class DevicePool:
     """Blocks of keys and values on one device, shared by key, evicted by a policy.
 
-    ``keys_and_values`` and ``value_scales`` lie as ``BlockMemory`` tells. What is published is reported by
-    ``on_added(key, parent, namespace)`` and ``on_removed(key)``. Not thread-safe: the engine's thread alone
-    uses it.
+    ``keys_and_values`` and ``value_scales`` lie as ``BlockMemory`` tells. ``on_added`` and ``on_removed``
+    hear of what is published. Not thread-safe: the engine's thread alone uses it.
     """
 
     def __init__(
@@ -133,17 +132,14 @@ class DevicePool:
         return blocks
 
     def publish(self, block: int, key: bytes, parent: bytes, namespace: Namespace | None = None) -> bool:
-        """Offer a private block, complete and written, under ``key`` (``parent`` empty: none).
+        """Offer a private block, complete and written, under ``key``; ``namespace``: by whose rules it lives.
 
-        ``namespace`` says by whose rules it lives. Returns ``False`` when another block has the key: this
-        one then stays private.
+        Returns ``False`` when another block has the key: this one then stays private.
         """
         self.require_private((block,))
         if key in self._block_of:
             return False
-        self._block_of[key] = block
-        self._key_of[block] = key
-        self._parent_of[key] = parent
+        self._block_of[key], self._key_of[block], self._parent_of[key] = block, key, parent
         self._holds[key] += 1
         self._num_held += 1
         self._hold(parent)

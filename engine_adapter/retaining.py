@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine_adapter.engine.models import LoadedModel
 from kvstore.errors import ConfigError
 from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 from kvstore.retention import Lifetime, Retention, TenantRule
+
+if TYPE_CHECKING:  # so that reading settings does not wait for torch
+    from engine_adapter.engine.models import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import TypeVar
 
 from kvstore.absences import Absences, Cause
 from kvstore.defaults import Defaults
@@ -13,8 +14,10 @@ from kvstore.ledger import Ledger
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
-from kvstore.spared import Spared
+from kvstore.spared import IsHeld, Spared
 from kvstore.tenants import Tenants
+
+T = TypeVar("T")
 
 
 class ResidencyIndex(Residents):
@@ -68,14 +71,8 @@ class ResidencyIndex(Residents):
         with self._lock:
             if facts.key in self._absences.quarantined:
                 return None
-            self._end_pins(ledger)
-
-            def reserve(is_kept: Callable[[bytes], bool]) -> Room | None:
-                return ledger.reserve(facts.key, footprint_bytes, is_kept, facts.namespace)
-
-            room = self.spared.choose(reserve, self._is_held)
-            while room is None and self._end_pins(ledger):
-                room = self.spared.choose(reserve, self._is_held)
+            key, space = facts.key, facts.namespace
+            room = self._choose(ledger, lambda is_kept: ledger.reserve(key, footprint_bytes, is_kept, space))
             if room is None:
                 ledger.note_refusal(facts.key, footprint_bytes, facts.namespace)
                 return None
@@ -86,29 +83,31 @@ class ResidencyIndex(Residents):
         """Begin to remove the block that is next to go in a tier; ``None`` when all are in use."""
         ledger = self._ledger(bit)
         with self._lock:
-            victim = self.spared.choose(ledger.next_victim, self._is_held)
-            while victim is None and self._end_pins(ledger):
-                victim = self.spared.choose(ledger.next_victim, self._is_held)
+            victim = self._choose(ledger, ledger.next_victim)
             if victim is None:
                 return None
             ledger.begin_removal(victim)
             return self._clear_bit(victim, bit, Cause.EVICTED)
 
-    def is_over(self, bit: int, key: bytes, now_ms: int) -> bool:
-        """Say whether a tier is to let go of a block whose time is over there."""
-        record = self._records.get(key)
-        if record is None:
-            return False
+    def begin_replacement(self, bit: int, key: bytes, now_ms: int) -> bool:
+        """Begin to remove a copy whose time in a tier is over, for another to take its place.
+
+        ``False``: there is none, or somebody holds it and no other is alive.
+        """
         with self._lock:
-            self._is_alive(record, now_ms)
-            return bool(record.over >> bit & 1)
+            record = self._records.get(key)
+            is_free = record is not None and (self._is_alive(record, now_ms) or not record.num_holds)
+            if record is None or not record.over >> bit & 1 or not is_free:
+                return False
+            self._ledger(bit).begin_removal(key)
+            self._clear_bit(key, bit, Cause.EXPIRED)
+            return True
 
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""
         ledger = self._ledger(bit)
         with self._lock:
-            record = self._records.get(key)
-            is_over = record is not None and record.over >> bit & 1 > 0
+            is_over = (record := self._records.get(key)) is not None and record.over >> bit & 1 > 0
             return is_over or key in ledger.arriving or key in ledger.leaving
 
     def cancel(self, bit: int, room: Room) -> None:
@@ -259,14 +258,6 @@ class ResidencyIndex(Residents):
         with self._lock:
             return list(self._ledger(bit).held)
 
-    def usage(self, bit: int) -> tuple[int, int]:
-        """Return (bytes used, blocks held) of a tier."""
-        ledger = self._ledgers[bit]
-        with self._lock:
-            if ledger is None:
-                return 0, sum(record.tiers >> bit & 1 for record in self._records.values())
-            return ledger.used_bytes, len(ledger.held)
-
     def check(self) -> None:
         """Raise ``InvariantError`` when records, masks, holds and ledgers contradict each other."""
         with self._lock:
@@ -282,6 +273,14 @@ class ResidencyIndex(Residents):
                 marked = {key for key, record in self._records.items() if record.charged >> bit & 1}
                 if marked != ledger.held.keys():
                     raise InvariantError(f"tier {bit}: the index and the ledger name other blocks")
+
+    def _choose(self, ledger: Ledger, how: Callable[[IsHeld], T | None]) -> T | None:
+        """Return what ``how`` chooses of what is not held, nor spared unless it must be; due pins end."""
+        self._end_pins(ledger)
+        chosen = self.spared.choose(how, self._is_held)
+        while chosen is None and self._end_pins(ledger):
+            chosen = self.spared.choose(how, self._is_held)
+        return chosen
 
     def _end_pins(self, ledger: Ledger, limit: int = 16) -> int:
         """Let up to ``limit`` blocks be ordinary whose pins are over; returns how many it were."""

@@ -132,6 +132,14 @@ class KeepingIndex(ResidencyIndex):
             pins = list(self._ledger(bit).pins.pins.values())
         return [pin for pin in pins if pin.until_ms > now_ms]
 
+    def usage(self, bit: int) -> tuple[int, int]:
+        """Return (bytes used, blocks held) of a tier."""
+        ledger = self._ledgers[bit]
+        with self._lock:
+            if ledger is None:
+                return 0, sum(record.tiers >> bit & 1 for record in self._records.values())
+            return ledger.used_bytes, len(ledger.held)
+
     def pinned(self, bit: int) -> tuple[int, int]:
         """Return (blocks, bytes) that are pinned in a tier."""
         ledger = self._ledger(bit)

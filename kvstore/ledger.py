@@ -45,15 +45,16 @@ class Ledger(Books):
         victims = self._choose_victims(footprint_bytes, groups, is_in_use)
         if victims is None:
             return None
-        room = Room(key, footprint_bytes, victims, namespace, footprint_bytes)
+        room = self.arriving[key] = Room(key, footprint_bytes, victims, namespace)
+        freed_bytes = 0
         for victim in victims:
             nbytes = self.leaving[victim] = self._take(victim)
-            self.leaving_bytes += nbytes
-            room.charged_bytes -= nbytes
+            freed_bytes += nbytes
             self.heirs[victim] = room
-        room.charged_bytes = max(0, room.charged_bytes)
-        self.arriving[key] = room
-        self.arriving_bytes += room.charged_bytes
+        self.leaving_bytes += freed_bytes
+        if freed_bytes < footprint_bytes:
+            room.charged_bytes = footprint_bytes - freed_bytes
+            self.arriving_bytes += room.charged_bytes
         if groups:
             self._share(room, groups)
         return room
@@ -137,8 +138,9 @@ class Ledger(Books):
         self.leaving_bytes -= nbytes
         if heir is not None:
             self.arriving_bytes += heir.inherit(nbytes)
-        for group in self.quotas.leave(key) if self.quotas.members else ():
-            group.used_bytes -= nbytes - (heir.inherit_share(group, nbytes) if heir else 0)
+        if self.quotas.members:
+            for group in self.quotas.leave(key):
+                group.used_bytes -= nbytes - (heir.inherit_share(group, nbytes) if heir else 0)
         self.stuck.discard(key)
         self.theirs.discard(key)
 
@@ -213,7 +215,7 @@ class Ledger(Books):
         """Return who goes for a block: of its groups, then of groups over their quota, then of any."""
         excess_bytes = self.used_bytes + footprint_bytes - self.budget_bytes
         is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
-        if not groups and not self.quotas.over():
+        if not groups and not (self.quotas.members and self.quotas.over()):
             return self._next_to_go(excess_bytes, is_kept)
         maker = RoomMaker(self.held, self.quotas.members, is_kept)
         if not maker.keep_quotas(groups, footprint_bytes):
@@ -269,16 +271,17 @@ class Ledger(Books):
         members = self.quotas.members
         for group in groups:
             theirs = sum(self.leaving[victim] for victim in room.victims if group in members.get(victim, ()))
-            room.shares[group] = max(0, room.footprint_bytes - theirs)
-            group.used_bytes += room.shares[group]
+            share = room.shares[group] = max(0, room.footprint_bytes - theirs)
+            group.used_bytes += share
 
     def _end(self, room: Room) -> Groups:
         """Count a reservation no more; returns the groups in which it did."""
         del self.arriving[room.key]
         self.arriving_bytes -= room.charged_bytes
-        for victim in room.victims:
-            if self.heirs.get(victim) is room:
-                del self.heirs[victim]
+        if self.heirs:
+            for victim in room.victims:
+                if self.heirs.get(victim) is room:
+                    del self.heirs[victim]
         groups = self.quotas.leave(room.key) if room.shares else ()
         for group in groups:
             group.used_bytes -= room.shares.pop(group)

@@ -63,8 +63,7 @@ class Placement(Removal):
         ``stored_bytes`` is the block's length there, if that is not its raw one.
         """
         nbytes = facts.raw_bytes if stored_bytes is None else stored_bytes
-        if self._index.is_over(tier.bit, facts.key, self._clock.wall_ms()):
-            self.expire_at_once(tier, facts.key)
+        self.make_way(tier, facts.key, self._clock.wall_ms())
         reserved = self._index.reserve(tier.bit, facts, tier.footprint(nbytes))
         if reserved is None:
             return None
@@ -105,9 +104,10 @@ class Placement(Removal):
             return None
         return self._lent(record, loan)
 
-    def write_targets(self, num_tokens: int, facts: Record) -> list[Tier]:
-        """Return the lower tiers that want a newly stored block at once."""
-        return [tier for tier in self._write_through if tier.admits(num_tokens, facts)]
+    def write_targets(self, num_tokens: int, facts: Record, *, has_no_home: bool) -> list[Tier]:
+        """Return the lower tiers that want a new block at once; ``has_no_home``: memory has no room."""
+        wanting = (*self._write_through, *self._write_back) if has_no_home else self._write_through
+        return [tier for tier in wanting if tier.admits(num_tokens, facts)]
 
     def write_behind(
         self, tier: Tier, facts: Record, shared: SharedBytes, demotion: Demotion | None = None

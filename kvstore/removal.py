@@ -27,9 +27,9 @@ class Removal:
             self._delete(tier, key)
         return True
 
-    def expire_at_once(self, tier: Tier, key: bytes) -> None:
-        """Remove a block whose time is over from one tier, unless it is in use; blocks on the medium."""
-        if self._index.begin_removal(tier.bit, key, Cause.EXPIRED):
+    def make_way(self, tier: Tier, key: bytes, now_ms: int) -> None:
+        """Remove a copy whose time in a tier is over before another comes there; blocks on the medium."""
+        if self._index.begin_replacement(tier.bit, key, now_ms):
             tier.counters.add(Count.EXPIRATIONS)
             self._delete(tier, key)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvstore.absences import Absence, Absences, Cause
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.defaults import Defaults, checked_ttl_ms
+from kvstore.device_side import DeviceSide
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
 from kvstore.foresight import Foresight
@@ -35,7 +36,7 @@ from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
 from kvstore.sweeper import Sweeper
 from kvstore.tenants import Tenants
-from kvstore.tier import DEVICE, DEVICE_BIT, TierSpec
+from kvstore.tier import DEVICE, TierSpec
 from kvstore.upkeep import Upkeep
 
 __all__ = ["DeviceTier", "StoreConfig", "TieredStore"]
@@ -45,7 +46,7 @@ def _nobodys(_namespace: bytes) -> bytes:
     return b""
 
 
-class TieredStore(Upkeep):
+class TieredStore(Upkeep, DeviceSide):
     """Blocks in tiers, from the fastest to the slowest. Thread-safe.
 
     ``arena`` provides the memory in which blocks are filled and loads land; a tier whose backend
@@ -245,36 +246,6 @@ class TieredStore(Upkeep):
         """Read a block of ``len(out)`` bytes into ``out``; may block on I/O. ``False``: a miss."""
         self._refuse_when_closed()
         return self._retrieval.get_into(key, out, timeout_s)
-
-    def device_added(self, key: bytes, parent: bytes, namespace: Namespace | None = None) -> None:
-        """Note that the engine's pool now holds this block, computed or loaded; offered root first."""
-        digest = b""
-        if namespace is not None:
-            digest = namespace.digest
-            self.meet(namespace)
-        self._index.report(DEVICE_BIT, key, parent, digest, self._clock.wall_ms())
-
-    def ended(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return those of ``keys`` that the engine's pool must not share any more.
-
-        Their time is over, or they are in quarantine.
-        """
-        return self._index.ended(keys, self._clock.wall_ms())
-
-    def over_on_device(self) -> list[bytes]:
-        """Return the blocks whose time is over that the engine's pool still has: it is to let go of them.
-
-        They are there until ``device_removed``; quick where there are none.
-        """
-        return self._index.over_in_pool()
-
-    def watch_device(self, on_over: Callable[[], None]) -> None:
-        """Have ``on_over`` called, on another thread, while ``over_on_device`` names blocks."""
-        self._sweeper.on_over_in_pool = on_over
-
-    def device_removed(self, key: bytes) -> None:
-        """Note that the engine's pool no longer holds this block."""
-        self._index.unreport(DEVICE_BIT, key, self._clock.wall_ms())
 
     def own_namespace(self, namespace: Namespace) -> Namespace:
         """Return the namespace that our blocks are kept in: here the same one."""

@@ -84,7 +84,8 @@ class Storing:
             room = self._placement.make_room(memory, facts)
             if room is None and self._index.is_moving(memory.bit, facts.key):
                 return None
-        lower = self._placement.write_targets(num_tokens, facts)
+        has_no_home = memory is not None and room is None
+        lower = self._placement.write_targets(num_tokens, facts, has_no_home=has_no_home)
         home = Home(memory, room) if memory is not None and room is not None else None
         slot = self._allocate(facts, home) if home or lower else None
         if slot is None:

@@ -64,8 +64,8 @@ class _Watched(NamedTuple):
 class Belief:
     """What claims are worth, by what became of blocks that were left to the policy. Not thread-safe.
 
-    Of each hint that is not followed one block is a witness: it counts as come back if it is used again
-    before the policy lets it go, or soon after. Of the policy's own victims a sample, chosen by key, is
+    Of each hint one block is a witness: it counts as come back if it is used again before the policy lets
+    it go, or would have, or soon after. Of the policy's own victims a sample, chosen by key, is
     watched: they count as come back if that is soon after they went. Soon is within as many further
     departures as witnesses that are not used wait for their own in the mean. A claim is believed while
     blocks of which it was made come back less than half as often as victims do: then room is better given
@@ -104,7 +104,8 @@ class Belief:
     def came(self, key: bytes) -> None:
         """Note that a block is inserted."""
         if gone := self._gone.pop(key, None):
-            gone.returns.add(gone.num_blocks, is_back=True)
+            away = self._num_gone - gone.num_gone
+            gone.returns.add(gone.num_blocks, is_back=not 0 < self._wait < away)
 
     def went(self, key: bytes) -> None:
         """Note that a block that was left to the policy has gone."""
@@ -117,9 +118,12 @@ class Belief:
             self._gone[key] = _Watched(self._own_victims, 1, self._num_gone)
         self._give_up()
 
-    def went_first(self) -> None:
-        """Note that a block has gone because a claim was believed."""
+    def went_first(self, key: bytes) -> None:
+        """Note that a block has gone because a claim was believed; left alone, it would have waited first."""
         self._num_gone += 1
+        if witness := self._witnesses.pop(key, None):
+            self._gone[key] = witness._replace(num_gone=self._num_gone + int(self._wait))
+        self._give_up()
 
     def _give_up(self) -> None:
         """Watch no longer who has been away for long, and not more than is bounded."""

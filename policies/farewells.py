@@ -47,8 +47,8 @@ class Farewells:
         is_believed = self._belief.believes(claim)
         if not is_believed and claim in self._followed:
             self._recant(claim)
+        self._belief.watch(keys[number // _HINTS_PER_WITNESS % len(keys)], claim, len(keys))
         if not is_believed or number % _HINTS_PER_WITNESS == 0:
-            self._belief.watch(keys[number // _HINTS_PER_WITNESS % len(keys)], claim, len(keys))
             return
         for key in keys:
             self._keep(key)
@@ -75,7 +75,7 @@ class Farewells:
             return
         del chain.keys[key]
         self._drop_if_empty(chain)
-        self._belief.went_first()
+        self._belief.went_first(key)
 
     def __iter__(self) -> Iterator[Iterable[bytes]]:
         """Yield the chains, who was bidden farewell first coming first; each goes from its first block on."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from api.figures import save
 from api.simulate.replay import Cell
@@ -57,7 +57,7 @@ def _label(axes: Axes, trace: Trace, capacities: Sequence[int]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(capacities, minor=False)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     if len(capacities) > 8:
         axes.tick_params(axis="x", labelrotation=45)
     axes.set_xlabel(f"capacity (blocks of {trace.block_tokens} tokens)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,6 +15,11 @@ from api.simulate.replay import Cell
 from api.simulate.run import LOWER_BOUND, OPTIMUM
 from api.simulate.trace import Trace
 from policies.wording import format_seconds
+
+_HEADINGS = (
+    "capacity", "policy", "tokens hit", "blocks hit", "LRU to OPT", "mean blocks", "replay", "mean TTFT",
+    "saved",
+)  # fmt: skip
 
 
 def report(trace: Trace, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -30,14 +35,15 @@ def _cell_body(cell: Cell) -> dict[str, Any]:
 
 def table(trace: Trace, cells: Sequence[Cell], ttl_s: float | None) -> RenderableType:
     """Return one line for each cell, by capacity."""
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    headings = "capacity", "policy", "tokens hit", "blocks hit", "LRU to OPT", "mean blocks", "replay"
-    for heading in (*headings, *(("mean TTFT", "saved") if any(cell.worth for cell in cells) else ())):
-        shown.add_column(heading, justify="left" if heading == "policy" else "right")
     by_capacity = sorted(cells, key=lambda cell: cell.capacity_blocks)
-    for cell, next_cell in zip(by_capacity, [*by_capacity[1:], None], strict=True):
+    rows = [_row(cell, cells) for cell in by_capacity]
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading, *values in zip(_HEADINGS[: len(rows[0])], *rows, strict=True):
+        justify: Literal["left", "right"] = "left" if heading == "policy" else "right"
+        shown.add_column(heading, justify=justify, min_width=max(map(len, [*heading.split(), *values])))
+    for row, cell, next_cell in zip(rows, by_capacity, [*by_capacity[1:], None], strict=True):
         is_last = next_cell is None or next_cell.capacity_blocks != cell.capacity_blocks
-        shown.add_row(*_row(cell, cells), end_section=is_last)
+        shown.add_row(*row, end_section=is_last)
     span_s = (trace.requests[-1].at_ms - trace.requests[0].at_ms) / 1000
     what = (
         f"{trace.name}: {len(trace.requests):,} requests in {span_s:,.0f} s, {trace.num_accesses:,} blocks of"

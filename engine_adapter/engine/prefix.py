@@ -278,10 +278,9 @@ class PrefixCache:
     def _publish(self, sequence: Sequence, index: int) -> None:
         """Publish a full block; when another one has its key already, use that one."""
         key, own = sequence.keys[index], sequence.blocks[index]
-        is_published = self.pool.publish(own, key, sequence.parent_key(index), sequence.namespace)
-        if is_published or not sequence.cache.reads:
-            return
-        if (published := self._acquire_living(key)) is not None:
+        is_new = self.pool.publish(own, key, sequence.parent_key(index), sequence.namespace)
+        published = self._acquire_living(key) if sequence.cache.reads and not is_new else None
+        if published is not None:
             sequence.blocks[index] = published
             self.pool.release([own])
 

@@ -200,8 +200,8 @@ def test_what_is_not_there_is_404(client: TestClient) -> None:
     assert error_of(client.get("/v1/completions"), 405)["code"] == "method_not_allowed"
 
 
-@pytest.mark.parametrize("duration", ["1e400", "1e300", "315360001", "-1", "NaN"])
-def test_a_time_beyond_ten_years_is_refused_with_the_bounds(
+@pytest.mark.parametrize("duration", ["1e400", "1e300", "3153600001", "-1", "NaN"])
+def test_a_time_beyond_a_century_is_refused_with_the_bounds(
     client: TestClient, serving: Serving, duration: str
 ) -> None:
     for field, bounds in (("ttl_s", "above 0 and at most"), ("expected_pause_s", "from 0 to")):

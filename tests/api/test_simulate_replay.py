@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -103,6 +103,17 @@ def test_the_optimum_keeps_the_nearest_next_uses(prompts: list[list[int]], capac
         assert len(optimum) <= capacity
     assert hits == list(optimal_hits(trace, capacity))
     assert sum(hits) >= sum(lru_hits(trace, capacity))
+
+
+def test_what_an_answer_makes_anew_is_not_kept_for_later() -> None:
+    tree = PrefixTree()
+    requests = [
+        TracedRequest(at_ms, 4 * len(prompt), tree.walk(prompt))
+        for at_ms, prompt in enumerate([[9], [1, 2], [1], [1, 2], [9]])
+    ]
+    requests[2] = replace(requests[2], answer=tree.walk([2], requests[2].blocks[-1]))
+    optimum = Optimum(next_uses(Trace("answers", 4, requests, len(tree))), 3)
+    assert [optimum.serve(number) for number in range(5)] == [0, 0, 1, 2, 1]
 
 
 def test_a_prompt_longer_than_the_cache_leaves_its_head() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -28,6 +28,7 @@ TOKEN_BYTES = 100_000
 BLOCK_TOKENS = 16
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 60),
     st.integers(1, 100),

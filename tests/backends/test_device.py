@@ -19,6 +19,7 @@ from kvstore.errors import InvariantError
 from kvstore.namespace import Namespace
 from policies.lru import LeafFirstLRU
 from tests.late_cuda import LateCuda
+from tests.policies.agents import SAID_TO_END, convince
 
 LAYOUTS: list[Layout] = ["layer-first", "block-first"]
 SHAPE = KVShape(num_layers=2, num_kv_heads=2, head_dim=4, block_tokens=4, dtype=torch.float32)
@@ -505,3 +506,33 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def cached(pool: Pool, *names: bytes) -> None:
+    """Publish blocks that nobody uses, one after the other."""
+    for name in names:
+        [block] = pool.allocated(1)
+        assert pool.publish(block, name, b"")
+        pool.release([block])
+
+
+def test_spared_blocks_go_last_and_go_where_nothing_else_can() -> None:
+    pool = Pool(4)
+    cached(pool, b"a", b"b", b"c", b"d")
+    pool.spared.spare([b"a", b"c"])
+    first = pool.allocated(1)
+    assert pool.index.keys() == {b"a", b"c", b"d"}
+    second = pool.allocated(2)
+    assert pool.index.keys() == {b"c"}
+    pool.release([*first, *second])
+    pool.check()
+
+
+def test_a_policy_is_told_of_a_prompt_that_has_ended() -> None:
+    pool = Pool(4)
+    convince(pool._policy)
+    cached(pool, b"a", b"b", b"c", b"d")
+    pool.hear([b"c"], SAID_TO_END)
+    pool.release(pool.allocated(1))
+    assert pool.index.keys() == {b"a", b"b", b"d"}
+    pool.check()

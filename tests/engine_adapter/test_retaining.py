@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from engine_adapter.assemble import assemble_around
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.retaining import PrefixRule, RetentionPlan, without_absent
 from kvstore.clock import Clock
@@ -13,6 +17,7 @@ from kvstore.keys import chain_keys
 from kvstore.namespace import salt_digest
 from kvstore.retention import Lifetime, Retention, TenantRule
 from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, greedy, prompt_of
+from tests.engine_adapter.test_cases_restart import config_of
 
 DAY = Lifetime(hard_ttl_s=86_400.0)
 TOKENS = tuple(prompt_of(3 * BLOCK_TOKENS + 5, 1))
@@ -87,3 +92,17 @@ def test_prompts_under_a_rule_end_and_others_do_not(make_rig: MakeRig) -> None:
     assert rig.engine.generate(greedy(other)).usage.cached_tokens > 2 * BLOCK_TOKENS, (
         "what follows is not under it"
     )
+
+
+def test_a_server_is_assembled_with_its_rules_and_the_defaults_of_its_tiers(
+    tmp_path: Path, tiny_model: LoadedModel, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rule = TenantRule(Lifetime(5.0), {"disk": 1 << 20, "redis": 1 << 20})
+    rules = RetentionPlan(rule, prefixes=(PrefixRule("prefixes.0", DAY, token_ids=TOKENS),))
+    ttls_s = {"host": 60.0, "disk": None, "redis": 7.0}
+    config = config_of(tmp_path, retention=rules, tier_ttls_s=ttls_s)
+    with closing(assemble_around(tiny_model, tiny_tokenizer, config)) as serving:
+        assert serving.store.config.tier_ttls_s == {"host": 60.0, "disk": None}, "there is no Redis tier"
+        retention = serving.store.config.retention
+        assert retention.others.quotas == {"disk": 1 << 20}
+        assert len(retention.prefixes) == 1

@@ -88,10 +88,14 @@ def test_too_much_halves_the_sample_and_calm_doubles_it_again() -> None:
         return taken_s
 
     shadowing = Shadowing({"host": tier}, 0.05, lambda: now_s, taken)
-    shadowing._closing.wait = lambda timeout=None: timeout is None  # type: ignore[method-assign]  # made up
+    waits: list[float] = []
+    # Time is made up.
+    shadowing._closing.wait = lambda timeout=None: not waits.append(timeout or 0.0)  # type: ignore[func-returns-value, method-assign]
     wanted = tier.rate
     shadowing._serve(prompt(0))
     assert tier.rate == wanted / 2
+    # The request and the change took half a second each, and a quarter is to be saved again.
+    assert waits == [pytest.approx((0.25 + 0.75) / 0.05)]
     shadowing._serve(prompt(1))
     assert tier.rate == wanted / 4
     each_s, now_s = 0.0, 599.0

@@ -206,7 +206,8 @@ def test_a_prompt_that_needs_the_room_of_blocks_being_copied_gets_it_when_they_a
     first, second = prompt_of(75, 1), prompt_of(280, 2)
     rig.engine.generate(greedy(first, 1))
     rig.engine.submit(greedy(second, 4), events)
-    eventually(lambda: len(cuda.out) > 0 and rig.engine.statistics().num_waiting == 1)
+    stores = rig.engine._prefix.traffic.stores
+    eventually(lambda: stores.num_leaving == 9 and rig.engine.statistics().num_waiting == 1)
 
     cuda.out.run()
 

@@ -114,8 +114,8 @@ def _let(event: threading.Event) -> None:
 
 
 def test_a_medium_that_cannot_do_it_now_costs_no_write_and_is_asked_again(rig: Rig) -> None:
-    store = rig.open(config=StoreConfig(80.0))
-    rig.put(store, 1, 2)
+    store, numbers = rig.open(host_blocks=64, disk_blocks=64, config=StoreConfig(80.0)), range(1, 51)
+    rig.put(store, *numbers)
 
     def broken(operation: str, _key: bytes) -> None:
         if operation == "amend":
@@ -124,14 +124,14 @@ def test_a_medium_that_cannot_do_it_now_costs_no_write_and_is_asked_again(rig: R
     rig.medium.fail = broken
     for _ in range(5):
         rig.now_s += 40.0
-        use(rig, store, 1, 2)
+        use(rig, store, *numbers)
     assert rig.counts(store, "disk")["amend_faults"] == 5, "one each time, not one for each block"
     assert rig.counts(store, "disk")["breaker_openings"] == 0
-    assert rig.put(store, 3) == 1
+    assert rig.put(store, 51) == 1
     rig.medium.fail = lambda _operation, _key: None
     rig.now_s += 40.0
-    use(rig, store, 1, 2)
-    assert soft_s(rig, 2) == 80.0
+    use(rig, store, *numbers)
+    assert soft_s(rig, 50) == 80.0
 
 
 def test_where_too_much_is_to_be_written_headers_stay_behind(rig: Rig) -> None:

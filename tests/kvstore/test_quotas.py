@@ -11,6 +11,7 @@ from kvstore.frame import HEADER_BYTES
 from kvstore.namespace import Namespace, salt_digest
 from kvstore.retention import Retention, TenantRule
 from kvstore.store import StoreConfig, TieredStore
+from kvstore.tier import WriteMode
 from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, Rig
 
 ON_DISK = BLOCK_BYTES + HEADER_BYTES
@@ -95,6 +96,15 @@ def test_a_tier_refuses_a_block_larger_than_its_quota_and_others_take_it(rig: Ri
     counts = rig.counts(store, "host")
     assert counts["over_quota"] == 2
     assert rig.counts(store, "disk")["over_quota"] == 0
+
+
+def test_what_memory_has_no_room_for_goes_at_once_where_it_goes_when_memory_evicts_it(rig: Rig) -> None:
+    config = StoreConfig(retention=quotas("host", one=0))
+    store = rig.open(write_mode=WriteMode.BACK, config=config)
+    put(rig, store, "one", 0)
+    put(rig, store, "two", 10)
+    assert where(rig, store, 0, 10) == ["disk", "host"]
+    assert set(rig.medium.frames) == {rig.key(0)}
 
 
 def test_a_tier_refuses_a_block_when_all_of_its_group_is_in_use(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -54,6 +55,7 @@ def test_a_copy_is_not_armed_again_by_being_loaded(rig: Rig) -> None:
     assert store.peek([rig.key(1)]) == ("disk",), "counted from its last use"
     assert rig.get(store, 1)
     assert store.peek([rig.key(1)]) == ("disk",), "it would have ended there already"
+    assert rig.counts(store, "host")["promotions"] == 1
 
 
 def test_the_header_carries_the_end_of_its_tier(rig: Rig) -> None:
@@ -174,6 +176,25 @@ def test_a_block_that_is_stored_again_begins_a_life_of_its_own(rig: Rig) -> None
     assert rig.get(store, 1)
 
 
+@pytest.mark.parametrize("ttl_s", [10.0, None])
+def test_it_does_so_where_nothing_was_swept_yet(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, ttl_s: float | None
+) -> None:
+    store = rig.open(config=StoreConfig(1000.0, retention=HARD_60))
+    store._sweeper.stop()
+    rig.put(store, 1, ttl_s=ttl_s)
+    monkeypatch.setattr(store._placement, "remove_due", lambda *_: 0)
+    first = header_in(rig, 1)
+    rig.now_s += 60.0
+    assert store._index.usage(1)[1] == store._index.usage(2)[1] == 1
+    assert rig.put(store, 1) == 1
+    assert header_in(rig, 1).created_ms == first.created_ms + 60_000
+    rig.now_s += 59.0
+    assert rig.tiers(store, 1) == ["host"]
+    rig.now_s += 1.0
+    assert rig.tiers(store, 1) == [None]
+
+
 def test_one_that_somebody_still_holds_is_stored_again_later(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1, ttl_s=10.0)
@@ -198,13 +219,14 @@ def test_whoever_uses_a_block_uses_all_before_it(rig: Rig) -> None:
     assert store.peek([rig.key(number) for number in (1, 2, 3, 4)]) == ("host", "host", None, "host")
 
 
-def test_storing_a_long_prompt_block_by_block_is_a_use_of_its_beginning(rig: Rig) -> None:
+@pytest.mark.parametrize("step_s", [0.0, 0.001])
+def test_storing_a_long_prompt_block_by_block_is_a_use_of_its_beginning(rig: Rig, step_s: float) -> None:
     store = rig.open(host_blocks=32)
     rig.put(store, *range(1, 4), ttl_s=10.0)
     rig.now_s += 5.0
     for number in range(4, 20):
         store.put(NAMESPACE, rig.key(number), rig.key(number - 1), rig.payload(number), ttl_s=100.0)
-        rig.now_s += 0.001
+        rig.now_s += step_s
     rig.now_s += 99.9
     assert store.peek([rig.key(number) for number in range(1, 20)]) == ("host",) * 19
     rig.now_s += 0.1
@@ -246,6 +268,25 @@ def test_rules_of_one_tenant_do_not_reach_anothers_blocks(rig: Rig) -> None:
     assert store.peek([rig.key(1), rig.key(2)]) == (None, "host")
 
 
+def test_the_engines_pool_is_told_what_to_let_go_of(rig: Rig) -> None:
+    store = rig.open(config=StoreConfig(100.0, retention=HARD_60))
+    told = threading.Event()
+    store.watch_device(told.set)
+    store.device_added(rig.key(1), b"", NAMESPACE)
+    store.device_added(rig.key(2), rig.key(1), NAMESPACE)
+    assert store.over_on_device() == []
+    rig.now_s += 60.0
+    assert told.wait(10.0)
+    assert (
+        set(store.over_on_device()) == {rig.key(1), rig.key(2)} == set(store.ended([rig.key(1), rig.key(2)]))
+    )
+    for number in (1, 2):
+        store.device_removed(rig.key(number))
+    assert store.over_on_device() == store.ended([rig.key(1)]) == []
+    store.device_added(rig.key(1), b"", NAMESPACE)
+    assert store.peek([rig.key(1)]) == ("device",), "computed again, it lives again"
+
+
 def many(rig: Rig, num: int) -> TieredStore:
     """Return a store with that many blocks that all end at once."""
     store = rig.open(host_blocks=num + 8, disk_blocks=0)
@@ -270,21 +311,28 @@ def test_a_burst_of_ends_is_no_pause_and_stores_keep_up(rig: Rig) -> None:
     assert rig.counts(store, "host")["evictions"] == 0, "nothing that lives made way for what had ended"
 
 
+def sweepers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "sweeper"}
+
+
 def test_where_nobody_asks_a_thread_removes_what_is_due(rig: Rig) -> None:
+    before = sweepers()
     store = rig.open(host_blocks=1000)
     rig.put(store, *range(1, 900), ttl_s=10.0)
     rig.now_s += 10.0
     eventually(lambda: held(store) == 0)
     eventually(lambda: store.flush(5.0) and not rig.medium.frames)
+    assert sweepers() - before
     store.close(5.0)
-    eventually(lambda: not any(thread.name == "sweeper" for thread in threading.enumerate()))
+    eventually(lambda: not sweepers() - before)
 
 
 def test_a_store_that_is_left_alone_leaves_no_thread_behind() -> None:
+    before = sweepers()
     rig = Rig()
     rig.open()
     rig.stores.clear()
-    eventually(lambda: not any(thread.name == "sweeper" for thread in threading.enumerate()))
+    eventually(lambda: gc.collect() >= 0 and not sweepers() - before)
 
 
 def test_on_a_shared_medium_a_soft_end_is_others_to_put_off_and_a_hard_one_is_not() -> None:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.simulate.replay import replay
@@ -55,6 +55,7 @@ def ratios(tier: ShadowTier) -> dict[str, float]:
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(PROMPTS, st.integers(1, 12))
 def test_where_every_key_is_sampled_it_is_exact(prompts: list[list[int]], capacity: int) -> None:
     shadow, exact = ShadowTier(MAKERS, "lru", capacity), SimulatedTier(LeafFirstLRU(), capacity)

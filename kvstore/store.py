@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvstore.absences import Absence, Absences, Cause
+from kvstore.absences import Absences
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
@@ -15,13 +15,13 @@ from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
 from kvstore.foresight import Foresight
 from kvstore.inquiry import Inquiries, Inquiry
+from kvstore.insight import Insight
 from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
-from kvstore.overview import health_of, statistics_of
 from kvstore.pins import TierPins
 from kvstore.placement import Placement
 from kvstore.quotas import Quotas
@@ -30,8 +30,7 @@ from kvstore.recovery import Recovery
 from kvstore.residents import fastest
 from kvstore.retrieval import Retrieval
 from kvstore.seams import Codec, OnTransfer
-from kvstore.shared_tier import SharedTier, make_tier
-from kvstore.statistics import Health, StoreStatistics
+from kvstore.shared_tier import make_tier
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
 from kvstore.storing import Reservation, Storing
 from kvstore.sweeper import Sweeper
@@ -46,7 +45,7 @@ def _nobodys(_namespace: bytes) -> bytes:
     return b""
 
 
-class TieredStore(Upkeep, DeviceSide):
+class TieredStore(Upkeep, DeviceSide, Insight):
     """Blocks in tiers, from the fastest to the slowest. Thread-safe.
 
     ``arena`` provides the memory in which blocks are filled and loads land; a tier whose backend
@@ -133,36 +132,6 @@ class TieredStore(Upkeep, DeviceSide):
         if records:
             self._leases.add(hit)
         return hit
-
-    @property
-    def tier_names(self) -> tuple[str, ...]:
-        """All tiers from the fastest, the engine's own pool first."""
-        return self._names
-
-    @property
-    def asks_media(self) -> bool:
-        """Whether there are tiers that have to be asked what they hold (``inquire``)."""
-        return any(isinstance(tier, SharedTier) for tier in self._tiers)
-
-    def now_s(self) -> float:
-        """Return the time on the clock that deadlines of leases and loads are told in."""
-        return self._clock.monotonic_s()
-
-    def namespaces_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the digest of each block's namespace, ``None`` where it is not known."""
-        return self._index.namespaces_of(keys)
-
-    def peek(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
-        """Return each block's fastest tier, ``None``: in no tier; nothing is leased, touched or extended."""
-        masks = self._index.peek(keys, self._placement.findable_mask(), self._clock.wall_ms())
-        return tuple(self._names[fastest(mask)] if mask else None for mask in masks)
-
-    def why_absent(self, key: bytes) -> Absence:
-        """Return what became of a block that a lookup does not find, as far as this process remembers."""
-        mask = self._placement.findable_mask()
-        cause, bit, at_ms = self._index.why_absent(key, mask, self._clock.wall_ms())
-        is_nowhere = cause in {Cause.NEVER_STORED, Cause.QUARANTINED}
-        return Absence(cause, "" if is_nowhere else self._names[bit], at_ms)
 
     def inquire(
         self,
@@ -265,24 +234,6 @@ class TieredStore(Upkeep, DeviceSide):
         Blocks on the media, at most for ``timeout_s``. What is no manifest of this version is left out.
         """
         return self._manifests.known(timeout_s)
-
-    def health(self) -> Health:
-        """Return the state of every tier and the worst of them."""
-        return health_of(self._tiers, self._index, is_closed=self._closed)
-
-    def statistics(self) -> StoreStatistics:
-        """Return counts since the start and what each tier holds now, from the fastest."""
-        return statistics_of(self._tiers, self._index, self._arena, self._device)
-
-    def check(self) -> None:
-        """Raise ``InvariantError`` when any of the books contradict each other."""
-        self._index.check()
-        self._arena.check()
-
-    @property
-    def num_holds(self) -> int:
-        """Leases, loads and writes under way; zero when the store is at rest."""
-        return self._index.num_holds
 
     def close(self, deadline_s: float = 10.0) -> None:
         """Write what is queued, then close every tier; returns within ``deadline_s``, come what may."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from backends.pagelock import cuda_page_locker
 from engine_adapter.calibrate import measure_tiers
@@ -61,12 +62,10 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     staging_bytes = max(_MIN_STAGING_BYTES, num_staged * slot_stride(block_bytes))
     lock_pages = cuda_page_locker() if is_cuda else None
     arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages)
-    specs, degraded = [], dict[str, str]()
-    for setup in config.tiers:
-        try:
-            specs.append(_tier_spec(setup, arena, model.kv_shape.dtype.itemsize, parts))
-        except BackendError as error:
-            degraded[setup.name] = f"runs without this tier: {error.reason}"
+    item_bytes = model.kv_shape.dtype.itemsize
+    specs, degraded = open_tiers(
+        config.tiers, arena, item_bytes, parts.registry, parts.clock, parts.admission
+    )
     _measure_unknown(specs, arena, block_bytes, parts)
     names = {spec.config.name for spec in specs}
     store_config = StoreConfig(
@@ -88,17 +87,44 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     return OpenStore(store, arena, capacities, degraded)
 
 
-def _tier_spec(setup: TierSetup, arena: Arena, item_bytes: int, parts: Parts) -> TierSpec:
+class OpenTiers(NamedTuple):
+    """Tiers for a store, and why those not there could not be opened."""
+
+    specs: list[TierSpec]
+    degraded: dict[str, str]
+
+
+def open_tiers(
+    setups: Sequence[TierSetup],
+    arena: Arena,
+    item_bytes: int,
+    registry: Registry,
+    clock: Clock,
+    admission: Admission,
+) -> OpenTiers:
+    """Open what can be opened; a codec takes numbers of ``item_bytes``. Raises ``PluginError``."""
+    opened = OpenTiers([], {})
+    for setup in setups:
+        try:
+            opened.specs.append(_tier_spec(setup, arena, item_bytes, registry, clock, admission))
+        except BackendError as error:
+            opened.degraded[setup.name] = f"runs without this tier: {error.reason}"
+    return opened
+
+
+def _tier_spec(
+    setup: TierSetup, arena: Arena, item_bytes: int, registry: Registry, clock: Clock, admission: Admission
+) -> TierSpec:
     tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
-    make_policy = parts.registry.get(Kind.EVICTION, setup.eviction)
-    codec = parts.registry.get(Kind.CODEC, setup.codec)(item_bytes=item_bytes) if setup.codec else None
+    make_policy = registry.get(Kind.EVICTION, setup.eviction)
+    codec = registry.get(Kind.CODEC, setup.codec)(item_bytes=item_bytes) if setup.codec else None
     options: dict[str, object] = {"path": setup.path}
     if setup.name == HOST:
         options = {"arena": arena}
     elif setup.address:
-        options = {"address": setup.address, "clock": parts.clock}
-    backend = parts.registry.get(Kind.BACKEND, setup.name)(**options)
-    return TierSpec(tier_config, backend, make_policy(), parts.admission, codec, make_policy)
+        options = {"address": setup.address, "clock": clock}
+    backend = registry.get(Kind.BACKEND, setup.name)(**options)
+    return TierSpec(tier_config, backend, make_policy(), admission, codec, make_policy)
 
 
 def _measure_unknown(specs: list[TierSpec], arena: Arena, block_bytes: int, parts: Parts) -> None:

@@ -7,7 +7,7 @@ from threading import Lock
 
 from kvstore.errors import OverloadedError
 from kvstore.remote.session import Session
-from kvstore.remote.tenancy import Tenant
+from kvstore.remote.tenancy import Owners, Tenant
 from kvstore.store import TieredStore
 
 _MOST_CLIENTS = 256
@@ -28,8 +28,9 @@ class StoreClients:
     their deadlines, and the rest after two silent minutes.
     """
 
-    def __init__(self, store: TieredStore) -> None:
+    def __init__(self, store: TieredStore, owners: Owners) -> None:
         self._store = store
+        self._owners = owners
         self._clients: dict[tuple[str, int, str], _Client] = {}
         self._lock = Lock()
 
@@ -44,7 +45,7 @@ class StoreClients:
                 if len(self._clients) >= _MOST_CLIENTS:
                     raise OverloadedError(len(self._clients), _SILENT_S)
                 known = self._clients[name] = _Client(
-                    Session(self._store, tenant, _MOST_RESERVED_BYTES), now_s
+                    Session(self._store, tenant, self._owners, _MOST_RESERVED_BYTES), now_s
                 )
             known.heard_s = now_s
         return known.session

@@ -10,15 +10,17 @@ from api.few_threads import FewThreads
 from api.store import data_routes, question_routes
 from api.store.clients import StoreClients
 from api.store.context import StoreContext
-from kvstore.remote.tenancy import Tenant
+from kvstore.remote.tenancy import Owners, Tenant
 from kvstore.store import TieredStore
 
 
 def add_store_routes(
-    app: FastAPI, store: TieredStore, tenant_of: Callable[[Request], Tenant]
+    app: FastAPI, store: TieredStore, tenant_of: Callable[[Request], Tenant], owners: Owners | None = None
 ) -> StoreContext:
     """Let ``app`` answer for ``store``; what is returned is to be closed with it."""
-    context = StoreContext(store, StoreClients(store), tenant_of, FewThreads("store", 8, 256))
+    context = StoreContext(
+        store, StoreClients(store, owners or Owners()), tenant_of, FewThreads("store", 8, 256)
+    )
     app.state.store = context
     app.include_router(question_routes.router)
     app.include_router(data_routes.router)

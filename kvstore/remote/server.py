@@ -16,7 +16,7 @@ from kvstore.errors import AccessError, ChannelError, ConfigError, PrefixdError,
 from kvstore.remote.calls import Calls
 from kvstore.remote.channel import Channel, Message
 from kvstore.remote.session import Session
-from kvstore.remote.tenancy import Authenticate, Tenant, open_to_all
+from kvstore.remote.tenancy import Authenticate, Owners, Tenant, open_to_all
 from kvstore.remote.wire import PROTOCOL_VERSION, Kind, pack_json, unpack_json
 from kvstore.shared_memory import create_staging
 from kvstore.store import TieredStore
@@ -54,12 +54,14 @@ class SocketServer:
         arena: Arena,
         config: SocketConfig,
         authenticate: Authenticate = open_to_all,
+        owners: Owners | None = None,
     ) -> None:
-        """Begin to accept. Raises ``ConfigError`` when the socket cannot be opened."""
+        """Begin to accept; ``owners`` are those that the store was opened with. Raises ``ConfigError`` when the socket cannot be opened."""
         self._store = store
         self._arena = arena
         self._config = config
         self._authenticate = authenticate
+        self._owners = owners or Owners()
         self._clients: dict[int, _Client] = {}
         self._num_clients = 0
         self._lock = Lock()
@@ -130,7 +132,9 @@ class SocketServer:
     def _welcome(self, channel: Channel, tenant: Tenant) -> None:
         staging, descriptor = create_staging(self._config.staging_bytes)
         try:
-            client = self._enter(Session(self._store, tenant, self._config.staging_bytes, staging), channel)
+            client = self._enter(
+                Session(self._store, tenant, self._owners, self._config.staging_bytes, staging), channel
+            )
             number = self._num_clients
             welcome = {
                 "client": number,

@@ -17,7 +17,7 @@ from kvstore.leases import Hit
 from kvstore.loading import LoadedBlock, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
-from kvstore.remote.tenancy import Role, Tenant
+from kvstore.remote.tenancy import Owners, Role, Tenant
 from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
 from kvstore.store import TieredStore
@@ -46,8 +46,14 @@ class Session:
     """
 
     def __init__(
-        self, store: TieredStore, tenant: Tenant, most_reserved_bytes: int, staging: memoryview = _NO_BYTES
+        self,
+        store: TieredStore,
+        tenant: Tenant,
+        owners: Owners,
+        most_reserved_bytes: int,
+        staging: memoryview = _NO_BYTES,
     ) -> None:
+        self._owners = owners
         self.tenant = tenant
         self.store = store
         self._most_reserved_bytes = most_reserved_bytes
@@ -73,6 +79,7 @@ class Session:
     def register(self, namespace: Namespace) -> Namespace:
         """Return the tenant's own namespace for what a client describes; its blocks may be named then."""
         own = self.tenant.own(namespace)
+        self._owners.note(self.tenant, own)
         self._namespaces[own.digest] = own
         self.store.register_namespace(own)
         return own

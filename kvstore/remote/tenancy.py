@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import blake2b
+from threading import Lock
 
 from kvstore.namespace import Namespace
 
@@ -38,6 +39,23 @@ class Tenant:
             return namespace
         mixed = blake2b(namespace.salt.encode(), digest_size=16, key=self.secret, person=b"prefixd-tenant")
         return replace(namespace, salt=mixed.hexdigest())
+
+
+class Owners:
+    """Whose namespaces are: so that what clients may map holds blocks of their own tenant alone."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[bytes, bytes] = {}
+        self._lock = Lock()
+
+    def note(self, tenant: Tenant, namespace: Namespace) -> None:
+        """Note that a tenant has described a namespace as its own."""
+        with self._lock:
+            self._tenants[namespace.digest] = tenant.name.encode()
+
+    def of(self, namespace: bytes) -> bytes:
+        """Return the tenant of a namespace; only its clients can name its blocks."""
+        return self._tenants.get(namespace, b"")
 
 
 Authenticate = Callable[[str | None], Tenant]

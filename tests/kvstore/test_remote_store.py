@@ -22,7 +22,7 @@ from kvstore.remote.client import RemoteStore
 from kvstore.remote.link import Link
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.socket_transport import SocketTransport
-from kvstore.remote.tenancy import Authenticate, Role, Tenant, open_to_all
+from kvstore.remote.tenancy import Authenticate, Owners, Role, Tenant, open_to_all
 from kvstore.shared_memory import map_shared_slab
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
@@ -80,13 +80,11 @@ class Site:
         if self.medium is not None:
             disk = TierConfig("disk", 1 << 20)
             specs.append(TierSpec(disk, self.medium, LeafFirstLRU(), whole_blocks_that_fit))
-        tenants = {TENANTS[token].own(NAMESPACE).digest: TENANTS[token].name.encode() for token in TENANTS}
-        store = TieredStore(
-            specs, arena, StoreConfig(audit_share=1.0), owner_of=lambda namespace: tenants.get(namespace, b"")
-        )
+        owners = Owners()
+        store = TieredStore(specs, arena, StoreConfig(audit_share=1.0), owner_of=owners.of)
         self.stores.append(store)
         config = SocketConfig(self.path, staging_bytes=4 * BLOCK_BYTES)
-        self.servers.append(SocketServer(store, arena, config, self.authenticate))
+        self.servers.append(SocketServer(store, arena, config, self.authenticate, owners))
 
     def connect(self, token: str | None = None) -> RemoteStore:
         """Return a new client."""

@@ -46,7 +46,8 @@ class Channel:
             if descriptor >= 0:
                 sent = socket.send_fds(self._socket, [message], [descriptor])
                 message = message[sent:]
-            self._socket.sendall(message)
+            if message:  # whoever has it all may be gone by now
+                self._socket.sendall(message)
         except OSError as error:
             raise ChannelError(f"sending failed: {error}") from error
 

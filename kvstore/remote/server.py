@@ -56,7 +56,10 @@ class SocketServer:
         authenticate: Authenticate = open_to_all,
         owners: Owners | None = None,
     ) -> None:
-        """Begin to accept; ``owners`` are those that the store was opened with. Raises ``ConfigError`` when the socket cannot be opened."""
+        """Begin to accept; ``owners`` are those that the store was opened with.
+
+        Raises ``ConfigError`` when the socket cannot be opened.
+        """
         self._store = store
         self._arena = arena
         self._config = config
@@ -131,11 +134,10 @@ class SocketServer:
 
     def _welcome(self, channel: Channel, tenant: Tenant) -> None:
         staging, descriptor = create_staging(self._config.staging_bytes)
+        number, client = 0, None
         try:
-            client = self._enter(
-                Session(self._store, tenant, self._owners, self._config.staging_bytes, staging), channel
-            )
-            number = self._num_clients
+            session = Session(self._store, tenant, self._owners, self._config.staging_bytes, staging)
+            number, client = self._enter(session, channel)
             welcome = {
                 "client": number,
                 "secret": client.secret,
@@ -146,16 +148,15 @@ class SocketServer:
                 "tenant": tenant.name,
             }
             channel.send(Kind.WELCOME, pack_json(welcome), descriptor=descriptor)
-        finally:
-            os.close(descriptor)
-        try:
             self._answer(channel, client.session)
         finally:
-            with self._lock:
-                self._clients.pop(number, None)
-            _part_with(client)
+            os.close(descriptor)
+            if client is not None:
+                with self._lock:
+                    self._clients.pop(number, None)
+                _part_with(client)
 
-    def _enter(self, session: Session, channel: Channel) -> _Client:
+    def _enter(self, session: Session, channel: Channel) -> tuple[int, _Client]:
         client = _Client(session, secrets.token_hex(16), [channel])
         with self._lock:
             if len(self._clients) >= _MOST_CLIENTS or not self._is_open:
@@ -163,7 +164,7 @@ class SocketServer:
                 raise ConfigError("connect", f"{_MOST_CLIENTS} clients are connected already")
             self._num_clients += 1
             self._clients[self._num_clients] = client
-        return client
+            return self._num_clients, client
 
     def _join(self, channel: Channel, said: dict[str, object], *, is_listening: bool) -> None:
         number = said.get("client")

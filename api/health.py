@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from engine_adapter.assemble import Serving
-from kvstore.statistics import State
+from kvstore.statistics import Health, State
+
+if TYPE_CHECKING:  # a store alone needs no torch
+    from engine_adapter.assemble import Serving
 
 _STATUS = {State.OK: 200, State.DEGRADED: 200, State.UNHEALTHY: 503}
 
@@ -21,14 +24,20 @@ class HealthAnswer:
 
 def health_answer(serving: Serving) -> HealthAnswer:
     """Return 200 while requests are answered, also without a tier, and 503 otherwise."""
-    engine, store = serving.engine.health(), serving.store.health()
+    engine = serving.engine.health()
+    engine_reason = "" if engine.ok else engine.reason or "it has ended"
+    return store_health_answer(serving.store.health(), serving.degraded, engine_reason)
+
+
+def store_health_answer(store: Health, degraded: Mapping[str, str], engine_reason: str = "") -> HealthAnswer:
+    """Do so for a store; ``engine_reason`` says why there is no engine where there should be one."""
     reasons = {name: tier.reason for name, tier in store.tiers.items() if tier.state is not State.OK}
-    reasons |= serving.degraded
+    reasons |= degraded
     if store.reason:
         reasons["store"] = store.reason
-    if not engine.ok:
-        reasons["engine"] = engine.reason
-    if not engine.ok or store.state is State.UNHEALTHY:
+    if engine_reason:
+        reasons["engine"] = engine_reason
+    if engine_reason or store.state is State.UNHEALTHY:
         state = State.UNHEALTHY
     else:
         state = State.DEGRADED if reasons else State.OK

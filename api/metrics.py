@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from api.families import counter, counters, gauge, gauges
+from api.store_metrics import store_metrics
 from engine_adapter.assemble import Serving
 from engine_adapter.engine.events import Delta, Event, Planned, Usage
 from engine_adapter.engine.reporting import EngineStatistics
 from engine_adapter.engine.request import Mode
 from engine_adapter.shadowing import ShadowStatistics
-from kvstore.statistics import Count, State, StoreStatistics, TierHealth
 
 _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 _TOKEN_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 _RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.35, 1.5, 2, 3, 5, 10)
-_GROUP_LABELS = ("tier", "scope", "name")
-_SHOWN_CHARACTERS = 12
-_STATE_LEVELS = {State.OK: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
 
 
 class Metrics:
@@ -94,27 +92,24 @@ class _LiveStatistics(Collector):
         counts = self._serving.engine.statistics()
         yield from _engine_metrics(counts)
         yield from _plan_metrics(counts, self._serving.engine.mode)
-        store = self._serving.store.statistics()
-        yield from _store_metrics(store)
-        yield from _keeping_metrics(store)
-        yield _state_metric(self._serving.store.health().tiers)
+        yield from store_metrics(self._serving.store)
         if shadows := self._serving.watching.shadows():
             yield from _shadow_metrics(shadows)
 
 
 def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
-    yield _gauge("requests_running", "Requests that compute.", counts.num_running)
-    yield _gauge("requests_waiting", "Requests that wait for their turn.", counts.num_waiting)
-    yield _counters("requests", "Requests that ended.", "reason", counts.requests)
-    yield _counters(
+    yield gauge("requests_running", "Requests that compute.", counts.num_running)
+    yield gauge("requests_waiting", "Requests that wait for their turn.", counts.num_waiting)
+    yield counters("requests", "Requests that ended.", "reason", counts.requests)
+    yield counters(
         "prompt_tokens", "Prompt tokens, by where they came from.", "source", counts.tokens_by_source
     )
-    yield _counter("completion_tokens", "Tokens that were generated.", counts.completion_tokens)
-    yield _counter("steps", "Steps of the engine.", counts.num_steps)
-    yield _counter("preemptions", "Requests sent back for want of blocks.", counts.num_preempted)
-    yield _counter("taken_over_blocks", "Blocks computed because their load missed.", counts.num_taken_over)
-    yield _counter("clamped_keys", "Numbers of keys beyond what their 8 bits hold.", counts.num_clamped)
-    yield _gauge(
+    yield counter("completion_tokens", "Tokens that were generated.", counts.completion_tokens)
+    yield counter("steps", "Steps of the engine.", counts.num_steps)
+    yield counter("preemptions", "Requests sent back for want of blocks.", counts.num_preempted)
+    yield counter("taken_over_blocks", "Blocks computed because their load missed.", counts.num_taken_over)
+    yield counter("clamped_keys", "Numbers of keys beyond what their 8 bits hold.", counts.num_clamped)
+    yield gauge(
         "device_blocks_available",
         "Blocks of the device that are free or cached.",
         counts.num_available_blocks,
@@ -123,64 +118,24 @@ def _engine_metrics(counts: EngineStatistics) -> Iterator[Metric]:
 
 def _plan_metrics(counts: EngineStatistics, mode: Mode) -> Iterator[Metric]:
     costs = counts.costs
-    yield _counters("plans", "Requests that something could be loaded for.", "chosen", counts.plans)
-    yield _gauge(
+    yield counters("plans", "Requests that something could be loaded for.", "chosen", counts.plans)
+    yield gauge(
         "saved_seconds", "What loading has saved against computing, or cost (negative).", counts.saved_s
     )
-    yield _counter("slower_requests", "Requests that loading made slower.", counts.num_slower)
-    yield _counter("verified_blocks", "Blocks that were computed to compare.", counts.num_verified)
-    yield _counter("wrong_blocks", "Blocks that were found to be wrong so.", counts.num_found_wrong)
-    yield _gauges("mode", "1: the mode of requests that name none.", _one_of(mode), "mode")
+    yield counter("slower_requests", "Requests that loading made slower.", counts.num_slower)
+    yield counter("verified_blocks", "Blocks that were computed to compare.", counts.num_verified)
+    yield counter("wrong_blocks", "Blocks that were found to be wrong so.", counts.num_found_wrong)
+    yield gauges("mode", "1: the mode of requests that name none.", _one_of(mode), "mode")
     if costs.prefill_tokens_per_s is not None:
-        yield _gauge("prefill_tokens_per_second", "Tokens of a full step.", costs.prefill_tokens_per_s)
+        yield gauge("prefill_tokens_per_second", "Tokens of a full step.", costs.prefill_tokens_per_s)
     latencies = {tier: cost.latency_s for tier, cost in costs.loads.items()}
-    yield _gauges("tier_load_latency_seconds", "Time until a tier's next load begins to come.", latencies)
+    yield gauges("tier_load_latency_seconds", "Time until a tier's next load begins to come.", latencies)
     rates = {tier: cost.bytes_per_s for tier, cost in costs.loads.items()}
-    yield _gauges("tier_load_bytes_per_second", "How fast a tier's loads come then, decoded.", rates)
+    yield gauges("tier_load_bytes_per_second", "How fast a tier's loads come then, decoded.", rates)
 
 
 def _one_of(mode: Mode) -> dict[str, float]:
     return {other.value: float(other is mode) for other in Mode}
-
-
-def _store_metrics(store: StoreStatistics) -> Iterator[Metric]:
-    tiers = store.tiers
-    yield _gauges("tier_bytes", "Bytes a tier holds.", {tier.name: tier.used_bytes for tier in tiers})
-    yield _gauges(
-        "tier_budget_bytes", "Bytes a tier may hold.", {tier.name: tier.budget_bytes for tier in tiers}
-    )
-    yield _gauges("tier_blocks", "Blocks a tier holds.", {tier.name: tier.num_blocks for tier in tiers})
-    for count in Count.ALL:
-        counted = {tier.name: tier.counts[count] for tier in tiers if count in tier.counts}
-        yield _counters(f"tier_{count}", f"What tiers counted as {count}.", "tier", counted)
-    yield _counter("lookup_blocks", "Blocks that were looked up.", store.num_blocks_wanted)
-    yield _counter("lookup_hit_blocks", "Blocks that were looked up and found.", store.num_blocks_found)
-    yield _gauge("quarantined_blocks", "Wrong blocks that are kept out.", store.num_quarantined)
-    yield _gauge("staging_bytes", "Host memory of loads and writes under way.", store.staging_bytes)
-
-
-def _keeping_metrics(store: StoreStatistics) -> Iterator[Metric]:
-    """Yield who uses how much of quotas and pin budgets, named by the digests of salts and namespaces."""
-    used = GaugeMetricFamily("prefixd_quota_used_bytes", "Bytes that count.", labels=_GROUP_LABELS)
-    quota = GaugeMetricFamily("prefixd_quota_bytes", "Bytes that may be.", labels=_GROUP_LABELS)
-    for tier in store.tiers:
-        for group in tier.groups:
-            labels = [tier.name, group.scope, _shown(group.name)]
-            used.add_metric(labels, group.used_bytes)
-            quota.add_metric(labels, group.quota_bytes)
-    yield from (used, quota)
-    yield _gauges(
-        "tier_pinned_bytes", "Bytes pinned.", {tier.name: tier.pinned_bytes for tier in store.tiers}
-    )
-    pinned = {_shown(pins.tenant): pins.pinned_bytes for pins in store.pins}
-    yield _gauges("pinned_bytes", "Bytes pinned in all tiers.", pinned, "tenant")
-    budgets = {_shown(pins.tenant): pins.budget_bytes for pins in store.pins}
-    yield _gauges("pin_budget_bytes", "Bytes that may be pinned.", budgets, "tenant")
-
-
-def _shown(digest: str) -> str:
-    """Return the name of a tenant or namespace in a label; a salt itself is never known here."""
-    return digest[:_SHOWN_CHARACTERS] or "unsalted"
 
 
 def _shadow_metrics(shadows: ShadowStatistics) -> Iterator[Metric]:
@@ -195,39 +150,10 @@ def _shadow_metrics(shadows: ShadowStatistics) -> Iterator[Metric]:
             ratios.add_metric([tier, policy], ratio)
     yield ratios
     regrets = {tier: report.regret for tier, report in tiers.items()}
-    yield _gauges(
-        "shadow_regret", "How much more the best of them would have hit than the live one.", regrets
-    )
+    yield gauges("shadow_regret", "How much more the best of them would have hit than the live one.", regrets)
     rates = {tier: report.rate for tier, report in tiers.items()}
-    yield _gauges("shadow_sample_rate", "Share of the keys that the estimate is made from.", rates)
-    yield _gauge("shadow_core_share", "Share of a core that shadows took lately.", shadows.core_share)
-    yield _counter(
+    yield gauges("shadow_sample_rate", "Share of the keys that the estimate is made from.", rates)
+    yield gauge("shadow_core_share", "Share of a core that shadows took lately.", shadows.core_share)
+    yield counter(
         "shadow_dropped", "Requests that shadows did not see, for want of time.", shadows.num_dropped
     )
-
-
-def _state_metric(tiers: Mapping[str, TierHealth]) -> Metric:
-    levels = {name: _STATE_LEVELS[tier.state] for name, tier in tiers.items()}
-    return _gauges("tier_state", "0: fine, 1: degraded (/health says why), 2: unusable.", levels)
-
-
-def _gauge(name: str, description: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"prefixd_{name}", description, value)
-
-
-def _counter(name: str, description: str, value: float) -> Metric:
-    return CounterMetricFamily(f"prefixd_{name}", description, value)
-
-
-def _gauges(name: str, description: str, values: Mapping[str, float], label: str = "tier") -> Metric:
-    family = GaugeMetricFamily(f"prefixd_{name}", description, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family
-
-
-def _counters(name: str, description: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(f"prefixd_{name}", description, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family

@@ -9,19 +9,24 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from api.listening import address_error
 from api.quantities import format_bytes
-from api.service import create_app
 from api.settings import Settings
-from engine_adapter.assemble import Serving, assemble
-from engine_adapter.serving_config import ServingConfig
+from api.store.app import authenticate_by, create_store_app
+from engine_adapter.serving_config import ServingConfig, SidecarConfig
+from engine_adapter.sidecar import open_sidecar
+from kvstore.statistics import StoreStatistics
+
+if TYPE_CHECKING:
+    from engine_adapter.assemble import Serving
 
 _BACKLOG = 512
 # What requests that were ended have to say so, before their connections are cut.
@@ -34,32 +39,66 @@ def serve_until_stopped(settings: Settings, config: ServingConfig, listener: soc
     ``listener`` is bound and stays the caller's to close. A signal before the server is ready is
     an interrupt, which ends every ``with``. Raises ``ConfigError`` and what ``assemble`` raises.
     """
+    from api.service import create_app  # noqa: PLC0415  a store alone needs no torch, which takes seconds
+    from engine_adapter.assemble import assemble  # noqa: PLC0415  likewise
+
     _log_to_stderr(settings.log_level)
     with (
         _handling(signal.default_int_handler),
         suppress(KeyboardInterrupt),
         closing(assemble(config)) as serving,
     ):
-        for tier, reason in serving.degraded.items():
-            sys.stderr.write(f"prefixd: {tier}: {reason}\n")
-        try:
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise address_error(settings.host, settings.port, error) from None
+        _listen(settings, listener, serving.degraded)
         ready = ready_line(settings.model_name, listener, serving)
         app = create_app(serving, settings)
         _Server(app, settings.drain_s, ready, serving.engine.close).run(sockets=[listener])
 
 
+def serve_store_until_stopped(settings: Settings, config: SidecarConfig, listener: socket.socket) -> None:
+    """Open a store alone, and answer for it likewise. Raises ``ConfigError`` or ``PluginError``."""
+    _log_to_stderr(settings.log_level)
+    with (
+        _handling(signal.default_int_handler),
+        suppress(KeyboardInterrupt),
+        closing(open_sidecar(config, authenticate_by(settings))) as sidecar,
+    ):
+        _listen(settings, listener, sidecar.degraded)
+        tiers = _tiers_line(sidecar.store.statistics())
+        places = f"unix://{config.socket} and http://{_address_of(listener)}"
+        ready = f"prefixd keeps a store at {places} (tiers: {tiers})"
+        app = create_store_app(sidecar, settings)
+        _Server(app, settings.drain_s, ready, _nothing).run(sockets=[listener])
+
+
+def _listen(settings: Settings, listener: socket.socket, degraded: Mapping[str, str]) -> None:
+    """Let requests come; tells of tiers that are not there. Raises ``ConfigError``."""
+    for tier, reason in degraded.items():
+        sys.stderr.write(f"prefixd: {tier}: {reason}\n")
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise address_error(settings.host, settings.port, error) from None
+
+
 def ready_line(model_name: str, listener: socket.socket, serving: Serving) -> str:
     """Return what is printed when requests are answered: where, which model, which tiers and adapters."""
+    told = f"tiers: {_tiers_line(serving.store.statistics())}"
+    if adapters := ", ".join(serving.model_facts.adapters.digests):
+        told += f"; adapters: {adapters}"
+    return f"prefixd serves {model_name} at http://{_address_of(listener)}/v1 ({told})"
+
+
+def _nothing() -> None:
+    """End no requests: those of a store alone are short."""
+
+
+def _address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    address = f"[{host}]" if ":" in host else host
-    tiers = serving.store.statistics().tiers
-    named = ", ".join(f"{tier.name} {format_bytes(tier.budget_bytes)}" for tier in tiers)
-    adapters = ", ".join(serving.model_facts.adapters.digests)
-    told = f"tiers: {named}; adapters: {adapters}" if adapters else f"tiers: {named}"
-    return f"prefixd serves {model_name} at http://{address}:{port}/v1 ({told})"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _tiers_line(statistics: StoreStatistics) -> str:
+    return ", ".join(f"{tier.name} {format_bytes(tier.budget_bytes)}" for tier in statistics.tiers)
 
 
 class _Server(uvicorn.Server):

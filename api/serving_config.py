@@ -6,8 +6,9 @@ from api.folders import cost_folder
 from api.retention_file import read_retention
 from api.settings import Settings
 from backends.redis_address import RedisAddress
-from engine_adapter.serving_config import ServingConfig, TierSetup
+from engine_adapter.serving_config import ServingConfig, SidecarConfig, TierSetup
 from kvstore.errors import ConfigError
+from kvstore.retention import Retention
 
 
 def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingConfig:
@@ -45,6 +46,24 @@ def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingCo
         record_trace=settings.record_trace if is_watched else None,
         record_trace_bytes=settings.record_trace_bytes,
     )
+
+
+def sidecar_config(settings: Settings) -> SidecarConfig:
+    """Return what a store without a model is made of. Raises ``ConfigError``."""
+    return SidecarConfig(
+        tiers=_tiers(settings),
+        default_ttl_s=settings.default_ttl_s,
+        tier_ttls_s=_tier_ttls_s(settings),
+        socket=settings.socket or settings.cache_path / "store.sock",
+        retention=_rules_without_prefixes(settings),
+    )
+
+
+def _rules_without_prefixes(settings: Settings) -> Retention:
+    plan = read_retention(settings.retention)
+    if plan.prefixes:
+        raise ConfigError("retention", "rules for prefixes need a model to read them; leave them out here")
+    return Retention(plan.others, plan.tenants, plan.namespaces)
 
 
 def redis_address(settings: Settings) -> RedisAddress | None:

@@ -87,6 +87,12 @@ class Settings(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] = setting(
         "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
     )
+    socket: File | None = setting(
+        "Server",
+        None,
+        "Unix socket at which engines on this machine use a store that is served without a model.",
+        shown="store.sock in cache_path",
+    )
     api_token: Token | None = setting(
         "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
     )

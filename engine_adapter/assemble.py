@@ -25,8 +25,9 @@ from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
 from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.request import Mode
 from engine_adapter.engine.runner import ModelRunner
+from engine_adapter.opening import HOST
 from engine_adapter.serving_config import ServingConfig
-from engine_adapter.tiers import HOST, Parts, open_store
+from engine_adapter.tiers import Parts, open_store
 from engine_adapter.watching import Watching, shadow_tiers, trace_file
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError

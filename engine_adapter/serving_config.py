@@ -8,6 +8,7 @@ from pathlib import Path
 
 from backends.redis_address import RedisAddress
 from engine_adapter.retaining import RetentionPlan
+from kvstore.retention import Retention
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,14 @@ class ServingConfig:
     shadow_policies: tuple[str, ...] = ()
     record_trace: Path | None = None
     record_trace_bytes: int = 1 << 28
+
+
+@dataclass(frozen=True)
+class SidecarConfig:
+    """What a store in a process of its own is made of. ``socket`` ``None``: it answers over HTTP alone."""
+
+    tiers: tuple[TierSetup, ...]
+    default_ttl_s: float | None
+    tier_ttls_s: Mapping[str, float | None]
+    socket: Path | None
+    retention: Retention = field(default_factory=Retention)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from backends.builtin import register_builtin as register_backends
+from engine_adapter.opening import HOST, open_tiers
 from engine_adapter.retaining import without_absent
-from engine_adapter.serving_config import TierSetup
-from engine_adapter.tiers import HOST, open_tiers
+from engine_adapter.serving_config import SidecarConfig
 from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.registry import Registry
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
-from kvstore.retention import Retention
 from kvstore.shared_memory import map_shared_slab
 from kvstore.store import StoreConfig, TieredStore
 from policies.admission import whole_blocks_that_fit
@@ -25,17 +23,6 @@ _STAGING_BYTES = 256 << 20
 _SLAB_BYTES = 8 << 20
 _BYTES_OF_A_NUMBER = 2
 _CLOSE_S = 10.0
-
-
-@dataclass(frozen=True)
-class SidecarConfig:
-    """What a store in a process of its own is made of. ``socket`` ``None``: it answers over HTTP alone."""
-
-    tiers: tuple[TierSetup, ...]
-    default_ttl_s: float | None
-    tier_ttls_s: Mapping[str, float | None]
-    socket: Path | None
-    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from backends.pagelock import cuda_page_locker
 from engine_adapter.calibrate import measure_tiers
 from engine_adapter.engine.costs import MOST_BLOCKS_ON_WAY, CostBook
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.verifying import MOST_WITNESSES
+from engine_adapter.opening import HOST, open_tiers
 from engine_adapter.retaining import without_absent
-from engine_adapter.serving_config import ServingConfig, TierSetup
+from engine_adapter.serving_config import ServingConfig
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
-from kvstore.errors import BackendError
-from kvstore.registry import Kind, Registry
+from kvstore.registry import Registry
 from kvstore.retention import Retention
 from kvstore.seams import Admission
 from kvstore.store import DeviceTier, StoreConfig, TieredStore
-from kvstore.tier import TierConfig, TierSpec, WriteMode
-
-HOST = "host"
-"""The tier in our own memory."""
+from kvstore.tier import TierSpec
 
 _MIN_STAGING_BYTES = 64 << 20
 _STORED_MEANWHILE = 32
@@ -85,46 +81,6 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
         spec.config.name: spec.config.budget_bytes // spec.backend.footprint(block_bytes) for spec in specs
     }
     return OpenStore(store, arena, capacities, degraded)
-
-
-class OpenTiers(NamedTuple):
-    """Tiers for a store, and why those not there could not be opened."""
-
-    specs: list[TierSpec]
-    degraded: dict[str, str]
-
-
-def open_tiers(
-    setups: Sequence[TierSetup],
-    arena: Arena,
-    item_bytes: int,
-    registry: Registry,
-    clock: Clock,
-    admission: Admission,
-) -> OpenTiers:
-    """Open what can be opened; a codec takes numbers of ``item_bytes``. Raises ``PluginError``."""
-    opened = OpenTiers([], {})
-    for setup in setups:
-        try:
-            opened.specs.append(_tier_spec(setup, arena, item_bytes, registry, clock, admission))
-        except BackendError as error:
-            opened.degraded[setup.name] = f"runs without this tier: {error.reason}"
-    return opened
-
-
-def _tier_spec(
-    setup: TierSetup, arena: Arena, item_bytes: int, registry: Registry, clock: Clock, admission: Admission
-) -> TierSpec:
-    tier_config = TierConfig(setup.name, setup.budget_bytes, WriteMode(setup.write_mode))
-    make_policy = registry.get(Kind.EVICTION, setup.eviction)
-    codec = registry.get(Kind.CODEC, setup.codec)(item_bytes=item_bytes) if setup.codec else None
-    options: dict[str, object] = {"path": setup.path}
-    if setup.name == HOST:
-        options = {"arena": arena}
-    elif setup.address:
-        options = {"address": setup.address, "clock": clock}
-    backend = registry.get(Kind.BACKEND, setup.name)(**options)
-    return TierSpec(tier_config, backend, make_policy(), admission, codec, make_policy)
 
 
 def _measure_unknown(specs: list[TierSpec], arena: Arena, block_bytes: int, parts: Parts) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from engine_adapter.opening import HOST
 from engine_adapter.serving_config import ServingConfig
 from engine_adapter.shadowing import Shadowing, ShadowStatistics
-from engine_adapter.tiers import HOST
 from engine_adapter.trace_file import RecordingStatus, TraceFile
 from kvstore.registry import Kind, Registry
 from kvstore.served import OnServed, ServedQueue

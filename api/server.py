@@ -98,7 +98,9 @@ def _address_of(listener: socket.socket) -> str:
 
 
 def _tiers_line(statistics: StoreStatistics) -> str:
-    return ", ".join(f"{tier.name} {format_bytes(tier.budget_bytes)}" for tier in statistics.tiers)
+    return ", ".join(
+        f"{tier.name} {format_bytes(tier.budget_bytes)}" for tier in statistics.tiers if tier.budget_bytes
+    )
 
 
 class _Server(uvicorn.Server):

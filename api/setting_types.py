@@ -18,10 +18,13 @@ def _read_bytes(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
-def _not_empty(path: object) -> object:
-    if path == "":
-        raise ValueError("must name a folder")
-    return path
+def _naming(what: str) -> BeforeValidator:
+    def named(path: object) -> object:
+        if path == "":
+            raise ValueError(f"must name a {what}")
+        return path
+
+    return BeforeValidator(named)
 
 
 def _sendable(secret: SecretStr) -> SecretStr:
@@ -48,8 +51,8 @@ TierTimeToLive = Annotated[
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1)]
-Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
-File = Annotated[Path, AfterValidator(Path.expanduser)]
+Folder = Annotated[Path, _naming("folder"), AfterValidator(Path.expanduser)]
+File = Annotated[Path, _naming("file"), AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Token = Annotated[Secret, AfterValidator(_sendable)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

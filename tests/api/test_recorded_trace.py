@@ -113,6 +113,14 @@ def test_what_watches_is_refused_before_the_model_is_read(make_settings: Callabl
             assemble(serving_config(make_settings(shadow_policies=bad, model="/nowhere"), is_watched=True))
 
 
+@pytest.mark.parametrize("setting", ["device_eviction", "host_eviction", "disk_eviction"])
+def test_an_unknown_policy_is_refused_before_the_model_is_read(
+    make_settings: Callable[..., Settings], setting: str
+) -> None:
+    with pytest.raises(PrefixdError, match="'nope': is not known; there are: arc, "):
+        assemble(serving_config(make_settings(model="/nowhere", **{setting: "nope"})))
+
+
 def test_a_shadow_lives_by_its_tiers_own_ttl(make_settings: Callable[..., Settings]) -> None:
     config = serving_config(make_settings(host_ttl_s=1.0, shadow_policies="lru"), is_watched=True)
     tier = shadow_tiers(config, builtin_registry(), {"host": 8})["host"]

@@ -327,6 +327,30 @@ def test_where_nobody_asks_a_thread_removes_what_is_due(rig: Rig) -> None:
     eventually(lambda: not sweepers() - before)
 
 
+def test_an_engine_that_fails_to_let_go_does_not_end_the_thread(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = rig.open()
+    num_asked = 0
+
+    def fail() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        raise RuntimeError("a plugin's")
+
+    store.watch_device(fail)
+    rig.put(store, 1, ttl_s=10.0)
+    store.device_added(rig.key(1), b"")
+    rig.now_s += 10.0
+    eventually(lambda: num_asked >= 2)
+    rig.put(store, 2, ttl_s=10.0)
+    rig.now_s += 10.0
+    eventually(lambda: held(store) == 0)
+    assert [record.message.split(";")[0] for record in caplog.records] == [
+        "what has expired could not be removed"
+    ]
+
+
 def test_a_store_that_is_left_alone_leaves_no_thread_behind() -> None:
     before = sweepers()
     rig = Rig()

@@ -108,6 +108,7 @@ TENANT = f'[tenants.acme]\nsalt = "{SALT}"\n'
     ("text", "told"),
     [
         ("[others", "is not valid TOML"),
+        ("[others]\nttl = " + "9" * 5000, "is not valid TOML"),
         ("[otters]\nttl = 1", "otters: there is no such field"),
         ("[others]\nlife = 1", "others.life: there is no such field"),
         ("others = 1", "others: must be"),
@@ -129,6 +130,7 @@ TENANT = f'[tenants.acme]\nsalt = "{SALT}"\n'
         ("[others.quotas]\ntape = 1", "others.quotas.tape: must be 'host', 'disk' or 'redis'"),
         ("[tenants.acme]\nttl = 1", "tenants.acme: needs the tenant's salt or its salt_digest"),
         (TENANT + f'salt_digest = "{DIGEST}"', "tenants.acme: needs the tenant's salt or its salt_digest"),
+        ('[tenants."a\\n\\u001b[2J"]\nttl = 1', "tenants.a??[2J: needs the tenant's salt"),
         ('[tenants.acme]\nsalt_digest = "abc"', "tenants.acme.salt_digest: "),
         (TENANT + f'[tenants.b]\nsalt = "{SALT}"', "tenants.b: has the salt of another tenant"),
         ("[tenants.acme]\nsalt = 5", "tenants.acme.salt: must be"),

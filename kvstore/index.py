@@ -103,6 +103,19 @@ class ResidencyIndex(Residents):
             self._clear_bit(key, bit, Cause.EXPIRED)
             return True
 
+    def begin_expiry(self, bit: int, key: bytes, *, is_hard: bool) -> bool:
+        """Begin to remove a copy whose time in a tier is over; one that is held only when that ``is_hard``.
+
+        ``False``: it is gone, or another took its place since its time was found to be over.
+        """
+        with self._lock:
+            record = self._records.get(key)
+            if record is None or not record.over >> bit & 1 or (record.num_holds and not is_hard):
+                return False
+            self._ledger(bit).begin_removal(key)
+            self._clear_bit(key, bit, Cause.EXPIRED)
+            return True
+
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""
         ledger = self._ledger(bit)

@@ -11,6 +11,7 @@ import pytest
 from kvstore.absences import Cause
 from kvstore.errors import ConfigError, RequestError
 from kvstore.frame import Header
+from kvstore.lives import Departure
 from kvstore.retention import MAX_LIFETIME_S, Lifetime, Retention, TenantRule
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import WriteMode
@@ -193,6 +194,29 @@ def test_it_does_so_where_nothing_was_swept_yet(
     assert rig.tiers(store, 1) == ["host"]
     rig.now_s += 1.0
     assert rig.tiers(store, 1) == [None]
+
+
+@pytest.mark.parametrize("rules", [Retention(), HARD_60])
+def test_one_that_is_stored_again_while_the_old_one_is_about_to_go_stays(rig: Rig, rules: Retention) -> None:
+    store = rig.open(config=StoreConfig(retention=rules))
+    rig.put(store, 1, ttl_s=60.0)
+    rig.now_s += 60.0
+    due = store._index.due
+
+    def due_and_stored_again(now_ms: int, limit: int) -> list[Departure]:
+        departures = due(now_ms, limit)
+        if departures:
+            rig.put(store, 1)
+            assert store.flush(5.0)
+        return departures
+
+    store._index.due = due_and_stored_again  # type: ignore[method-assign]  # as if by another thread
+    eventually(lambda: store.lookup([rig.key(1)]).release() or rig.tiers(store, 1) == ["host"])
+    store._index.due = due  # type: ignore[method-assign]
+    assert store.flush(5.0)
+    assert rig.tiers(store, 1) == ["host"]
+    assert rig.key(1) in rig.medium.frames
+    store.check()
 
 
 def test_one_that_somebody_still_holds_is_stored_again_later(rig: Rig) -> None:

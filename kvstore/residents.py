@@ -111,6 +111,8 @@ class Residents(Lifespans):
             use = self._lives.begin(facts, ttl_ms)
             self._lives.use_ancestors(facts.parent, use)
             record = self._records.get(facts.key)
+            if record is not None:
+                self._lives.limit_known(record, facts)
             if record is None or not self._is_alive(record, facts.created_ms):
                 return False
             self._lives.extend(record, use)
@@ -121,6 +123,7 @@ class Residents(Lifespans):
         facts = Record(key, parent, namespace, created_ms=now_ms)
         with self._lock:
             if (record := self._records.get(key)) is not None:
+                self._lives.limit_known(record, facts)
                 self._is_alive(record, now_ms)
             self._entered(bit, facts)
 

@@ -36,6 +36,8 @@ class Sweeper:
 
     def sweep(self) -> bool:
         """Remove a few blocks whose time is over; says whether there may be more."""
+        if limited := self._index.take_limited():
+            self._placement.rewrite_headers(limited)
         num_removed = self._placement.remove_due(self._clock.wall_ms())
         if not num_removed:
             self._placement.retry_headers()

@@ -172,7 +172,7 @@ def read_retention(path: Path | None) -> RetentionPlan:
     except ValidationError as error:
         raise ConfigError("retention", f"{path}: {_told(error.errors(include_url=False)[0])}") from None
     except ValueError as error:
-        raise ConfigError("retention", f"{path}: {error}") from None
+        raise ConfigError("retention", f"{path}: {_in_one_line(str(error))}") from None
     _warn_of_readers(path, file)
     return plan
 
@@ -184,17 +184,22 @@ def _toml(path: Path) -> Mapping[str, Any]:
         raise ConfigError("retention", f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError("retention", f"{path} is not valid TOML: it is not UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of too many digits
         raise ConfigError("retention", f"{path} is not valid TOML: {error}") from None
 
 
 def _told(fault: Any) -> str:
     """Return where an entry stands and what is wrong with it, in one line, without what it holds."""
-    place = ".".join(str(part) for part in fault["loc"] if part != "[key]")
+    place = _in_one_line(".".join(str(part) for part in fault["loc"] if part != "[key]"))
     if fault["type"] in _REASONS:
         return f"{place}: {_REASONS[fault['type']]}"
     reason = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
     return f"{place}: {reason}" if place else reason
+
+
+def _in_one_line(text: str) -> str:
+    """Return text with names of the file in it, which may hold line ends and what drives a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _warn_of_readers(path: Path, file: _File) -> None:

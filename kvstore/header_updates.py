@@ -91,12 +91,17 @@ class HeaderUpdates:
         with self._lock:
             waiting = self._waiting[tier.bit]
             some = list(waiting)[:_A_TURN]
-        is_well = not tier.pool.is_closing and all(self._rewrite(tier, key) for key in some)
+        is_closing = tier.pool.is_closing
+        failed = None if is_closing else next((key for key in some if not self._rewrite(tier, key)), None)
+        is_well = not is_closing and failed is None
         with self._lock:
+            insisted = self._insisted[tier.bit]
             for key in some if is_well else list(waiting):
                 del waiting[key]
                 if is_well:
-                    self._insisted[tier.bit].pop(key, None)
+                    insisted.pop(key, None)
+            if failed in insisted:  # it does not keep those behind it from theirs the next time
+                insisted[failed] = insisted.pop(failed)
             if waiting and not tier.pool.write(partial(self._run, tier)):
                 waiting.clear()
 

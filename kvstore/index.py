@@ -103,6 +103,19 @@ class ResidencyIndex(Residents):
             self._clear_bit(key, bit, Cause.EXPIRED)
             return True
 
+    def begin_expiry(self, bit: int, key: bytes, *, is_hard: bool) -> bool:
+        """Begin to remove a copy whose time in a tier is over; one that is held only when that ``is_hard``.
+
+        ``False``: it is gone, or another took its place since its time was found to be over.
+        """
+        with self._lock:
+            record = self._records.get(key)
+            if record is None or not record.over >> bit & 1 or (record.num_holds and not is_hard):
+                return False
+            self._ledger(bit).begin_removal(key)
+            self._clear_bit(key, bit, Cause.EXPIRED)
+            return True
+
     def is_moving(self, bit: int, key: bytes) -> bool:
         """Say whether a block is on its way into or out of a tier, or out of it when nobody holds it."""
         ledger = self._ledger(bit)
@@ -197,26 +210,6 @@ class ResidencyIndex(Residents):
             if record is not None and record.tiers >> bit & 1:
                 record.tiers &= ~(1 << bit)
                 record.unreadable |= 1 << bit
-
-    def report(self, bit: int, key: bytes, parent: bytes, namespace: bytes, now_ms: int) -> None:
-        """Note that a tier that keeps its own books now holds this block."""
-        facts = Record(key, parent, namespace, created_ms=now_ms)
-        with self._lock:
-            if (record := self._records.get(key)) is not None:
-                self._is_alive(record, now_ms)
-            self._entered(bit, facts)
-
-    def unreport(self, bit: int, key: bytes, now_ms: int) -> None:
-        """Note that a tier that keeps its own books no longer holds this block."""
-        with self._lock:
-            record = self._records.get(key)
-            if record is None:
-                return
-            self._is_alive(record, now_ms)
-            if record.over >> bit & 1:
-                self._clear_bit(key, bit, Cause.EXPIRED)
-            elif record.tiers >> bit & 1:
-                self._clear_bit(key, bit, Cause.EVICTED)
 
     def begin_removal(self, bit: int, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
         """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.

@@ -171,9 +171,9 @@ class KeepingIndex(ResidencyIndex):
         """Return ``keys`` and the blocks they follow, as far as those are known: each after its parent."""
         ordered = dict[bytes, None]()
         for key in keys:
-            path, ancestor = list[bytes](), key
-            while ancestor and ancestor not in ordered:
-                path.append(ancestor)
+            path, ancestor = dict[bytes, None](), key
+            while ancestor and ancestor not in ordered and ancestor not in path:
+                path[ancestor] = None  # a medium may tell of parents that go in a circle
                 record = self._records.get(ancestor)
                 ancestor = record.parent if record else b""
             ordered.update(dict.fromkeys(reversed(path)))

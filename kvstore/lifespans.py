@@ -32,6 +32,14 @@ class Lifespans:
         with self._lock:
             return list(self._lives.over_in_pool)
 
+    def take_limited(self) -> list[Record]:
+        """Return the blocks that turned out to be under a hard limit, each once."""
+        if not self._lives.limited:
+            return []
+        with self._lock:
+            limited, self._lives.limited = self._lives.limited, []
+            return limited
+
     def expiry(self, bit: int, facts: Record, now_ms: int) -> Expiry | None:
         """Return a block's ends for its header in a tier, ``None`` when its time is over there.
 

@@ -37,6 +37,8 @@ class Lives:
         self._ancestors = Ancestors(records, self._extend_as_of)
         self._rules = Rules(Retention())
         self._tenants = tenants
+        self.limited: list[Record] = []
+        """Blocks that turned out to be under a hard limit; their headers do not say so."""
         self.over_in_pool: dict[bytes, None] = {}
         """Blocks that the engine's own pool, which keeps its own books, is to let go of."""
 
@@ -52,6 +54,11 @@ class Lives:
         """Let the hard limits of rules hold for a block that was found on a medium."""
         if not self._rules.is_plain and facts.created_ms:
             facts.hard_ms = min(facts.hard_ms, facts.created_ms + self._limits_of(facts).hard_ms)
+
+    def limit_known(self, record: Record, facts: Record) -> None:
+        """Let them hold for a block that is there and of which more is known now: which one it follows."""
+        if not self._rules.is_plain and self._apply(record, Limits(None, self._limits_of(facts).hard_ms)):
+            self.limited.append(record)
 
     def complete(self, record: Record, facts: Record) -> None:
         """Let a block be what a tier knows of it as well; one whose time was over begins anew by that."""

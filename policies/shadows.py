@@ -117,13 +117,15 @@ class ShadowTier:
             self._num_hit[name] += run * served.block_tokens
             yield
 
-    def set_rate(self, rate: float) -> None:
-        """Go on with another sample; what is resident stays, as far as it is sampled."""
+    def change_rate(self, rate: float) -> Iterator[None]:
+        """Go on with another sample, one policy with each step, before anything else is served.
+
+        What is resident stays, as far as it is sampled.
+        """
         self.rate = rate
-        self._tiers = {
-            name: tier.thinned(self._makers[name](), self._num_sampled, self._is_sampled)
-            for name, tier in self._tiers.items()
-        }
+        for name, tier in self._tiers.items():
+            self._tiers[name] = tier.thinned(self._makers[name](), self._num_sampled, self._is_sampled)
+            yield
 
     def report(self) -> ShadowReport | None:
         """Return what is estimated; ``None``: nothing was served yet."""

@@ -106,7 +106,7 @@ def read_trace(file: Path, block_tokens: int | None = None) -> Trace:
         raise TraceError(file, reader.line_number, f"the compressed file is damaged: {error}") from error
     except OSError as error:
         raise ConfigError("trace", f"{file} cannot be read: {error.strerror}") from error
-    if not reader.num_blocks:
+    if not any(request.blocks for request in requests):
         reason = "no request has a block (hash_ids)" if requests else "it holds no request"
         raise TraceError(file, None, reason)
     requests.sort(key=lambda request: request.at_ms)

@@ -234,6 +234,7 @@ def test_a_last_line_that_is_cut_off_is_left_out_with_a_note(tmp_path: Path) -> 
         ),
         ([HEADER, {**LINE, "output_length": None}], [], "line 2: output_length must be a whole number"),
         ([HEADER], [], "it holds no request"),
+        ([HEADER, {**LINE, "input_length": 3, "hash_ids": []}], [], "no request has a block"),
     ],
 )
 def test_a_recording_that_cannot_be_replayed_is_one_line(

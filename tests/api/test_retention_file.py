@@ -108,6 +108,7 @@ TENANT = f'[tenants.acme]\nsalt = "{SALT}"\n'
     ("text", "told"),
     [
         ("[others", "is not valid TOML"),
+        ("[others]\nttl = " + "9" * 5000, "is not valid TOML"),
         ("[otters]\nttl = 1", "otters: there is no such field"),
         ("[others]\nlife = 1", "others.life: there is no such field"),
         ("others = 1", "others: must be"),
@@ -130,6 +131,7 @@ TENANT = f'[tenants.acme]\nsalt = "{SALT}"\n'
         ("[tenants.acme]\nttl = 1", "tenants.acme: needs the tenant's salt or its salt_digest"),
         (TENANT + f'salt_digest = "{DIGEST}"', "tenants.acme: needs the tenant's salt or its salt_digest"),
         ('[tenants.acme]\nsalt_digest = "abc"', "tenants.acme.salt_digest: must be a digest: 32 digits"),
+        ('[tenants."a\\n\\u001b[2J"]\nttl = 1', "tenants.a??[2J: needs the tenant's salt"),
         (TENANT + f'[tenants.b]\nsalt = "{SALT}"', "tenants.b: has the salt of another tenant"),
         ("[tenants.acme]\nsalt = 5", "tenants.acme.salt: must be"),
         ("[namespaces.xyz]\nquotas = {}", "namespaces.xyz: must be a digest: 32 digits"),

@@ -148,7 +148,7 @@ def test_with_half_the_sample_the_rest_stays_in_its_order(name: str) -> None:
         serve(shadow, prompt_of(first, *range(30), at_ms=first))
     (before,) = shadow._tiers.values()
     order = list(before._policy.victims(lambda _: False))
-    shadow.set_rate(0.4)
+    list(shadow.change_rate(0.4))
     shadow.check()
     (after,) = shadow._tiers.values()
     sampled = [mark.key for mark in marks_of(order) if mark.number < 0.4 * 2**32]
@@ -166,7 +166,7 @@ def test_a_larger_sample_fills_up() -> None:
         serve(shadow, prompt_of(first, *range(30)))
     (before,) = shadow._tiers.values()
     resident = before.resident()
-    shadow.set_rate(0.5)
+    list(shadow.change_rate(0.5))
     (tier,) = shadow._tiers.values()
     assert tier.resident() == resident
     for first in range(20):

@@ -11,7 +11,7 @@ from engine_adapter.engine.request import Request
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
-from kvstore.hints import Hint
+from kvstore.hints import hint_of
 
 _MOST_SESSIONS = 4096
 _MOST_WAITING = 16
@@ -81,10 +81,9 @@ class Foreseeing:
         """Note that an answer has ended, the last one to its prompt."""
         request = sequence.request
         pause_s = self._sessions.ended(request, self._clock.monotonic_s())
-        keys = self._prefix.computed_keys(sequence)
-        if keys and reason != "error":
-            pause_s = pause_s if request.expected_pause_s is None else request.expected_pause_s
-            hint = Hint(request.end_session, None if request.end_session else pause_s, reason)
+        pause_s = pause_s if request.expected_pause_s is None else request.expected_pause_s
+        hint = hint_of(reason, ends_session=request.end_session, pause_s=pause_s)
+        if hint is not None and (keys := self._prefix.computed_keys(sequence)):
             self._prefix.traffic.stores.tell(keys, hint)
 
     def check(self, waiting: Seq[Sequence]) -> None:

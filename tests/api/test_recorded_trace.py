@@ -18,13 +18,15 @@ from api.serving_config import serving_config
 from api.settings import Settings
 from api.simulate.tier import TracedTier
 from api.simulate.trace import read_trace
-from engine_adapter.assemble import Serving, assemble
+from engine_adapter.assemble import Serving, assemble, builtin_registry
 from engine_adapter.engine.request import Request, Sampling
 from engine_adapter.trace_file import TraceFile
+from engine_adapter.watching import shadow_tiers
 from kvstore.arena import slot_stride
 from kvstore.errors import PrefixdError
 from kvstore.served import ServedPrompt
 from policies.lru import LeafFirstLRU
+from policies.shadows import marks_of
 from tests.eventually import eventually
 
 BLOCK_TOKENS = 16
@@ -119,6 +121,18 @@ def test_only_a_server_is_watched(make_settings: Callable[..., Settings], tmp_pa
     assert config.shadow_policies == ("lru", "arc", "reuse")
     assert config.record_trace == tmp_path / "trace"
     assert serving_config(make_settings(shadow_policies="none"), is_watched=True).shadow_policies == ()
+
+
+def test_shadows_live_as_long_as_blocks_of_their_tier(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(default_ttl_s=60, host_ttl_s=5)
+    tiers = shadow_tiers(serving_config(settings, is_watched=True), builtin_registry(), {"host": 100})
+    first, again = (ServedPrompt(at_ms, 4, (b"a", b"b"), 8) for at_ms in (0, 5000))
+    for served in (first, again):
+        for _ in tiers["host"].serve(served, marks_of(served.keys), []):
+            pass
+    report = tiers["host"].report()
+    assert report is not None
+    assert set(report.hit_ratios.values()) == {0.0}
 
 
 HEADER = {"form": "prefixd-trace", "version": 1, "block_tokens": 4, "default_ttl_s": None}

@@ -14,7 +14,8 @@ from kvstore.ledger import Ledger
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
-from kvstore.spared import IsHeld, Spared
+from kvstore.seams import IsHeld
+from kvstore.spared import Spared
 from kvstore.tenants import Tenants
 
 T = TypeVar("T")

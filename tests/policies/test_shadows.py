@@ -181,7 +181,7 @@ def test_shadows_are_told_the_hints_that_the_live_tier_is_told() -> None:
     told: list[tuple[Sequence[bytes], Hint]] = []
 
     class Listener(LeafFirstLRU):
-        def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:
+        def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:  # noqa: ARG002
             told.append((keys, hint))
 
     tier = ShadowTier({"lru": Listener}, "lru", 100)

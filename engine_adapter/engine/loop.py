@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
+from engine_adapter.engine.announcing import Announcer
 from engine_adapter.engine.batch import Batch, Choice
-from engine_adapter.engine.departing import Departing
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.events import COMPUTED, Delta, Finished, Reason
 from engine_adapter.engine.finding import Finder
@@ -46,13 +46,13 @@ class Loop:
         planner: Planner,
         verifier: Verifier,
         accounts: Accounts,
-        departing: Departing,
+        announcer: Announcer,
         clock: Clock,
     ) -> None:
         self.tally = Tally()
         self.departures = Departures()
         self._accounts = accounts
-        self._departing = departing
+        self._announcer = announcer
         self._planner = planner
         self._verifier = verifier
         self._foreseeing = Foreseeing(prefix, clock)
@@ -257,7 +257,7 @@ class Loop:
         self.departures.ended(self._clock.monotonic_s(), is_last=not self._open)
         try:
             self._accounts.ended(sequence, reason, usage)
-            self._departing.ended(sequence, reason, usage)
+            self._announcer.ended(sequence, reason, usage)
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("a request's account could not be kept")
         try:

@@ -86,9 +86,8 @@ class Foreseeing:
         if hint is not None and (keys := self._prefix.computed_keys(sequence)):
             self._prefix.traffic.stores.tell(keys, hint)
 
-    def check(self, waiting: Seq[Sequence]) -> None:
-        """Raise ``InvariantError`` unless those blocks are spared that the first of ``waiting`` need."""
-        self.waits(waiting)
+    def check(self) -> None:
+        """Raise ``InvariantError`` unless the pool spares just what this has told it to."""
         keys = Counter(key for keys in self._spared.values() for key in keys)
         if len(self._prefix.pool.spared) != len(keys) or keys.total() != self._num_blocks:
             raise InvariantError("other blocks are spared than those that are waited for")

@@ -92,7 +92,7 @@ class Loop:
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
         self._prefix.let_go_of_ended()
-        if len(self._scheduler.waiting) > 1:
+        if len(self._scheduler.waiting) > 1:  # whoever is admitted must not evict what the next one needs
             self._foreseeing.waits(self._scheduler.waiting)
         has_moved = self._admit()
         self._foreseeing.waits(self._scheduler.waiting)
@@ -132,7 +132,7 @@ class Loop:
         known = [*self._scheduler.waiting, *self._scheduler.running]
         if len(self._open) != len(known) + sum(len(sequence.forks) for sequence in known):
             raise InvariantError("an open sequence neither waits nor runs nor is to be forked")
-        self._foreseeing.check(self._scheduler.waiting)
+        self._foreseeing.check()
 
     def _admit(self) -> bool:
         num_admitted = 0

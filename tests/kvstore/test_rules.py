@@ -45,6 +45,15 @@ def test_under_a_new_rule_a_use_that_named_no_end_counts_as_that_rule_says(rig: 
     assert store.peek([rig.key(1), rig.key(2)]) == (None, "host"), "not by the store's default any more"
 
 
+def test_a_new_hard_limit_of_a_prefix_holds_for_the_blocks_before_its_last_one_too(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1, 2, 3)
+    rig.put(store, 4)
+    store.set_retention(Retention(prefixes={rig.key(2): Lifetime(hard_ttl_s=60.0)}))
+    rig.now_s += 60.0
+    assert store.peek([rig.key(number) for number in (1, 2, 3, 4)]) == (None, None, None, "host")
+
+
 def test_a_use_makes_up_for_an_earlier_one_only_while_that_keeps_alive() -> None:
     earlier = Use(0, 10, 10)
     assert Use(9, 30, 30).outlasts(earlier)

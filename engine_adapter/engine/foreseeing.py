@@ -92,11 +92,6 @@ class Foreseeing:
         if len(self._prefix.pool.spared) != len(keys) or keys.total() != self._num_blocks:
             raise InvariantError("other blocks are spared than those that are waited for")
 
-    @property
-    def num_spared(self) -> int:
-        """Blocks that are spared, each as often as it is waited for."""
-        return self._num_blocks
-
     def _spare(self, sequence: Sequence) -> None:
         keys = self._prefix.wanted_keys(sequence)
         keys = self._spared[sequence.number] = keys[: _MOST_BLOCKS - self._num_blocks]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvstore.defaults import Defaults, Use
+from kvstore.frame import Header
 from kvstore.lives import Lives
 from kvstore.record import FOREVER_MS, Record
 from kvstore.retention import Lifetime, Retention, TenantRule
 from kvstore.rules import Limits, Rules
 from kvstore.store import StoreConfig
 from kvstore.tenants import Tenants
-from tests.kvstore.conftest import Rig
+from tests.kvstore.conftest import Rig, wait_for_scans
 
 A, B, C = b"a", b"b", b"c"
 SHORT = Retention(
@@ -52,6 +55,26 @@ def test_a_new_hard_limit_of_a_prefix_holds_for_the_blocks_before_its_last_one_t
     store.set_retention(Retention(prefixes={rig.key(2): Lifetime(hard_ttl_s=60.0)}))
     rig.now_s += 60.0
     assert store.peek([rig.key(number) for number in (1, 2, 3, 4)]) == (None, None, None, "host")
+
+
+def test_rules_hold_for_what_is_found_on_a_medium_in_any_order(rig: Rig) -> None:
+    store = rig.open(host_blocks=0)
+    rig.put(store, 1, 2, 3)
+    rig.put(store, 4)
+    store.close()
+    headers = [Header.unpack(rig.medium.frames[rig.key(number)][0]) for number in (4, 3, 2, 1)]
+
+    def find(found: Callable[[Header], None]) -> None:
+        for header in headers:
+            found(header)
+
+    rig.medium.frames.clear()  # so that only the scan tells of them
+    rig.medium.found = find
+    rules = Retention(prefixes={rig.key(2): Lifetime(hard_ttl_s=60.0)})
+    again = rig.open(host_blocks=0, config=StoreConfig(retention=rules))
+    wait_for_scans()
+    rig.now_s += 60.0
+    assert again.peek([rig.key(number) for number in (1, 2, 3, 4)]) == (None, None, None, "disk")
 
 
 def test_a_use_makes_up_for_an_earlier_one_only_while_that_keeps_alive() -> None:

@@ -191,3 +191,10 @@ def test_shadows_are_told_the_hints_that_the_live_tier_is_told() -> None:
     serve(tier, replace(served, stop="error", end_session=True))
     both = keys_of([1, 2])
     assert told == [(both, Hint(pause_s=60.0, stop="length")), (both, Hint(ends_session=True, stop="stop"))]
+
+
+def test_what_was_an_hour_ago_counts_half() -> None:
+    tier = ShadowTier(MAKERS, "lru", 100)
+    for served in (prompt_of(1), prompt_of(1), prompt_of(2, at_ms=3_600_000)):
+        serve(tier, served)
+    assert set(ratios(tier).values()) == {0.25}, "half of one hit, in half of two prompts and one more"

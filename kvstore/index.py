@@ -250,9 +250,8 @@ class ResidencyIndex(Residents):
 
     def stuck(self, bit: int) -> list[bytes]:
         """Return the blocks that a tier's medium did not let go of."""
-        ledger = self._ledger(bit)
         with self._lock:
-            return list(ledger.stuck)
+            return list(self._ledger(bit).stuck)
 
     def resident(self, bit: int) -> list[bytes]:
         """Return the keys a tier holds, for operations over all of it."""

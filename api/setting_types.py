@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from api.quantities import parse_bytes
-from engine_adapter.engine.request import MAX_DURATION_S
+from kvstore.retention import MAX_LIFETIME_S
 
 _MOST_BYTES = 2**50
 
@@ -43,10 +43,10 @@ AutoBytes = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 TimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None, _none_for("never")
+    Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)] | None, _none_for("never")
 ]
 TierTimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | Literal["default"] | None,
+    Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)] | Literal["default"] | None,
     _none_for("never"),
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]

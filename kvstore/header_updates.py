@@ -10,7 +10,7 @@ from threading import Lock
 
 from kvstore.clock import Clock
 from kvstore.frame import NEVER_MS, Expiry, Header
-from kvstore.index import ResidencyIndex
+from kvstore.keeping import KeepingIndex
 from kvstore.record import Record
 from kvstore.shared_tier import SharedTier
 from kvstore.tier import Tier
@@ -29,7 +29,7 @@ class HeaderUpdates:
     What somebody insists on is tried again, twice a second, until it is done.
     """
 
-    def __init__(self, tiers: Iterable[Tier], index: ResidencyIndex, clock: Clock) -> None:
+    def __init__(self, tiers: Iterable[Tier], index: KeepingIndex, clock: Clock) -> None:
         self._tiers = tuple(tier for tier in tiers if tier.can_amend)
         self._index = index
         self._clock = clock

@@ -14,7 +14,8 @@ from kvstore.ledger import Ledger
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
-from kvstore.spared import IsHeld, Spared
+from kvstore.seams import IsHeld
+from kvstore.spared import Spared
 from kvstore.tenants import Tenants
 
 T = TypeVar("T")
@@ -242,9 +243,8 @@ class ResidencyIndex(Residents):
 
     def stuck(self, bit: int) -> list[bytes]:
         """Return the blocks that a tier's medium did not let go of."""
-        ledger = self._ledger(bit)
         with self._lock:
-            return list(ledger.stuck)
+            return list(self._ledger(bit).stuck)
 
     def resident(self, bit: int) -> list[bytes]:
         """Return the keys a tier holds, for operations over all of it."""

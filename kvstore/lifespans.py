@@ -53,19 +53,6 @@ class Lifespans:
         with self._lock:
             return self._lives.end_ms(facts, bit) <= now_ms
 
-    def header_times(self, bit: int, key: bytes, now_ms: int) -> tuple[Expiry, int] | None:
-        """Return a block's ends, and until when it is pinned, for its header; ``None``: it is not there."""
-        with self._lock:
-            record = self._records.get(key)
-            if record is None or not record.tiers >> bit & 1:
-                return None
-            expiry = self._lives.expiry(record, bit, now_ms)
-            return None if expiry is None else (expiry, self.pinned_ms(bit, key))
-
-    def pinned_ms(self, bit: int, key: bytes) -> int:  # noqa: ARG002  pins come with the ledgers
-        """Return until when a block is pinned in a tier (epoch ms), 0: it is not."""
-        return 0
-
     def are_behind(self, records: Sequence[Record], mask: int, now_ms: int) -> list[Record]:
         """Return those of ``records`` whose headers in tiers of ``mask`` say too early an end."""
         with self._lock:

@@ -13,6 +13,9 @@ from kvstore.record import Record
 from kvstore.retention import Retention
 from kvstore.rules import Limits, Rules
 from kvstore.tenants import Tenants
+from kvstore.tier import DEVICE_BIT
+
+_DEVICE = 1 << DEVICE_BIT
 
 
 class Departure(NamedTuple):
@@ -152,7 +155,7 @@ class Lives:
         record.tiers &= gone
         record.unreadable &= gone
         record.over &= gone
-        if not bit:
+        if bit == DEVICE_BIT:
             self.over_in_pool.pop(record.key, None)
 
     def due(self, now_ms: int, limit: int) -> list[Departure]:
@@ -163,7 +166,7 @@ class Lives:
         for record in self._ends.due(now_ms):
             self._retire(record, now_ms)
             is_hard = record.hard_ms <= now_ms
-            if (stored := record.over & ~1) and (is_hard or not record.num_holds):
+            if (stored := record.over & ~_DEVICE) and (is_hard or not record.num_holds):
                 departures.append(Departure(record.key, stored, is_hard))
                 if len(departures) >= limit:
                     break
@@ -208,7 +211,7 @@ class Lives:
         record.tiers &= ~over
         record.unreadable &= ~over
         record.over |= over
-        if over & 1:
+        if over & _DEVICE:
             self.over_in_pool[record.key] = None
         if record.tiers or record.unreadable:
             self._ends.note(record)

@@ -14,7 +14,7 @@ from kvstore.demotions import Demotion, Demotions
 from kvstore.forms import Stored
 from kvstore.frame import RAW_CODEC, Expiry, Header, checksum
 from kvstore.header_updates import HeaderUpdates
-from kvstore.index import ResidencyIndex
+from kvstore.keeping import KeepingIndex
 from kvstore.loading import GiveBack, SharedBytes
 from kvstore.making_room import Room
 from kvstore.record import Record
@@ -37,7 +37,7 @@ class Lent(NamedTuple):
 class Placement(Removal):
     """Moves blocks into and out of tiers; bookkeeping is the index's, bytes are the backends'."""
 
-    def __init__(self, tiers: Sequence[Tier], index: ResidencyIndex, clock: Clock) -> None:
+    def __init__(self, tiers: Sequence[Tier], index: KeepingIndex, clock: Clock) -> None:
         super().__init__(index)
         self._tiers = tuple(tiers)
         self._clock = clock

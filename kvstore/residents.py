@@ -9,6 +9,7 @@ from kvstore.defaults import Defaults
 from kvstore.lifespans import Lifespans
 from kvstore.record import Record
 from kvstore.tenants import Tenants
+from kvstore.tier import DEVICE_BIT
 
 
 class Residents(Lifespans):
@@ -147,7 +148,8 @@ class Residents(Lifespans):
         get = self._records.get
         with self._lock:
             trusted = self._trusted(keys)
-            over = [key for key in trusted if (record := get(key)) and self._lives.is_over(record, 0, now_ms)]
+            is_over = self._lives.is_over
+            over = [key for key in trusted if (record := get(key)) and is_over(record, DEVICE_BIT, now_ms)]
         return [*over, *keys[len(trusted) :]]
 
     def why_absent(self, key: bytes, mask: int, now_ms: int) -> tuple[Cause, int, int]:

@@ -143,6 +143,18 @@ def test_only_a_server_is_watched(make_settings: Callable[..., Settings], tmp_pa
     assert serving_config(make_settings(shadow_policies="none"), is_watched=True).shadow_policies == ()
 
 
+def test_shadows_live_as_long_as_blocks_of_their_tier(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(default_ttl_s=60, host_ttl_s=5)
+    tiers = shadow_tiers(serving_config(settings, is_watched=True), builtin_registry(), {"host": 100})
+    first, again = (ServedPrompt(at_ms, 4, (b"a", b"b"), 8) for at_ms in (0, 5000))
+    for served in (first, again):
+        for _ in tiers["host"].serve(served, marks_of(served.keys), []):
+            pass
+    report = tiers["host"].report()
+    assert report is not None
+    assert set(report.hit_ratios.values()) == {0.0}
+
+
 HEADER = {"form": "prefixd-trace", "version": 1, "block_tokens": 4, "default_ttl_s": None}
 LINE = {"timestamp": 5000, "input_length": 9, "output_length": 4, "hash_ids": ["a", "b"], "answer_ids": ["c"]}
 

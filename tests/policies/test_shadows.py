@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from api.simulate.replay import replay
 from api.simulate.tier import TracedTier
 from api.simulate.trace import read_trace
+from kvstore.hints import Hint
 from kvstore.seams import EvictionPolicy
 from kvstore.served import ServedPrompt
 from policies.arc import LeafFirstARC
@@ -173,3 +175,26 @@ def test_a_larger_sample_fills_up() -> None:
         serve(shadow, prompt_of(first, *range(30)))
     assert len(tier) == 100
     shadow.check()
+
+
+def test_shadows_are_told_the_hints_that_the_live_tier_is_told() -> None:
+    told: list[tuple[Sequence[bytes], Hint]] = []
+
+    class Listener(LeafFirstLRU):
+        def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:  # noqa: ARG002
+            told.append((keys, hint))
+
+    tier = ShadowTier({"lru": Listener}, "lru", 100)
+    served = replace(prompt_of(1), answer_keys=keys_of([1, 2])[1:])
+    serve(tier, replace(served, stop="length", expected_pause_s=60.0))
+    serve(tier, replace(served, stop="stop", expected_pause_s=60.0, end_session=True))
+    serve(tier, replace(served, stop="error", end_session=True))
+    both = keys_of([1, 2])
+    assert told == [(both, Hint(pause_s=60.0, stop="length")), (both, Hint(ends_session=True, stop="stop"))]
+
+
+def test_what_was_an_hour_ago_counts_half() -> None:
+    tier = ShadowTier(MAKERS, "lru", 100)
+    for served in (prompt_of(1), prompt_of(1), prompt_of(2, at_ms=3_600_000)):
+        serve(tier, served)
+    assert set(ratios(tier).values()) == {0.25}, "half of one hit, in half of two prompts and one more"

@@ -6,26 +6,26 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from api.commands.version import installed_version
+from api.findings import Finding, Level
 from api.folders import cost_folder
 from api.quantities import format_bytes, format_rate
-from api.serving_config import redis_address
+from api.redis_findings import look_at_redis
+from api.retention_file import read_retention
+from api.serving_config import shadow_policies
 from api.settings import Settings
-from api.settings_sources import check_budgets, check_redis
-from backends.builtin import redis_backend
+from api.settings_sources import check_budgets
 from backends.builtin import register_builtin as register_backends
 from backends.disk_frames import allows_direct_io
 from engine_adapter.cost_file import costs_of_this_machine
 from engine_adapter.engine.costs import KnownCosts
-from kvstore.errors import ConfigError, PluginError
+from engine_adapter.trace_file import require_replaceable
+from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
 from policies.builtin import register_builtin as register_policies
 from policies.cost_model import Work
@@ -37,28 +37,11 @@ _MODEL_FILES = ("config.json", "*.safetensors", "tokenizer.json")
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-class Level(Enum):
-    """How a finding is."""
-
-    GOOD = "ok"
-    DOUBTFUL = "warn"
-    BAD = "FAIL"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found, in one line."""
-
-    subject: str
-    level: Level
-    detail: str
-
-
 def diagnose(settings: Settings) -> list[Finding]:
     """Return all findings, in the order in which a server would meet them."""
     checks = (
-        _python, _packages, _forms, _rooms, _device, _memory, _model, _adapters, _cache, _disk, _redis,
-        _plugins, _costs,
+        _python, _packages, _forms, _rooms, _device, _memory, _model, _adapters, _cache, _disk, look_at_redis,
+        _retention, _recording, _plugins, _costs,
     )  # fmt: skip
     return [finding for check in checks for finding in check(settings)]
 
@@ -175,40 +158,42 @@ def _is_writable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _redis(settings: Settings) -> Iterator[Finding]:
+def _retention(settings: Settings) -> Iterator[Finding]:
+    if settings.retention is None:
+        yield Finding("retention", Level.GOOD, "no file of rules is named")
+        return
     try:
-        check_redis(settings)
-        address = redis_address(settings)
+        plan = read_retention(settings.retention)
     except ConfigError as error:
-        yield Finding("redis", Level.BAD, str(error))
+        yield Finding("retention", Level.BAD, error.reason)
         return
-    if address is None:
-        yield Finding("redis", Level.GOOD, "no Redis or Valkey tier is asked for")
+    num = f"{len(plan.tenants)} tenants, {len(plan.namespaces)} namespaces, {len(plan.prefixes)} prefixes"
+    yield Finding("retention", Level.GOOD, f"{settings.retention}: rules of {num}")
+
+
+def _recording(settings: Settings) -> Iterator[Finding]:
+    file = settings.record_trace
+    if file is None:
+        yield Finding("recording", Level.GOOD, "no trace is recorded")
+        return
+    if not _is_writable(file.parent):
+        yield Finding(
+            "recording", Level.BAD, f"{file.parent} cannot be written; choose another --record-trace"
+        )
         return
     try:
-        with closing(redis_backend(address=address)) as backend:
-            facts = backend.stats().facts
-    except PluginError as error:
-        yield Finding("redis", Level.BAD, error.reason)
-        return
-    yield _redis_server(facts, settings.redis_bytes)
+        require_replaceable(file)
+    except ConfigError as error:
+        yield Finding("recording", Level.DOUBTFUL, error.reason)  # it may be our own server's
+    else:
+        yield Finding("recording", Level.GOOD, f"{file}, {format_bytes(settings.record_trace_bytes)} at most")
 
 
-def _redis_server(facts: Mapping[str, str], budget_bytes: int) -> Finding:
-    if problem := facts.get("problem"):
-        return Finding("redis", Level.BAD, f"{facts['server']}: {problem}")
-    maxmemory, policy = int(facts.get("maxmemory_bytes", 0)), facts.get("maxmemory_policy", "unknown")
-    limit = f"maxmemory {format_bytes(maxmemory)}" if maxmemory else "no maxmemory"
-    told = f"{facts['version']} at {facts['server']}, {limit}, {policy}"
-    if facts.get("role") == "slave":
-        return Finding("redis", Level.BAD, f"{told}; a replica takes no writes: name its primary")
-    if not maxmemory:
-        return Finding("redis", Level.DOUBTFUL, f"{told}; it may outgrow its machine: set maxmemory")
-    if policy == "noeviction":
-        return Finding("redis", Level.DOUBTFUL, f"{told}; full, it refuses: set maxmemory-policy allkeys-lru")
-    if maxmemory < budget_bytes:
-        return Finding("redis", Level.DOUBTFUL, f"{told}, less than the budget {format_bytes(budget_bytes)}")
-    return Finding("redis", Level.GOOD, told)
+def _shadow_names(settings: Settings) -> tuple[str, ...]:
+    try:
+        return shadow_policies(settings.shadow_policies)
+    except ConfigError:
+        return (settings.shadow_policies,)
 
 
 def _plugins(settings: Settings) -> Iterator[Finding]:
@@ -225,6 +210,7 @@ def _plugins(settings: Settings) -> Iterator[Finding]:
             settings.host_eviction,
             settings.disk_eviction,
             settings.redis_eviction,
+            *_shadow_names(settings),
         )
     ]
     wanted.append((Kind.CODEC, settings.redis_codec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,6 +29,12 @@ from kvstore.namespace import salt_digest
 from kvstore.retention import MAX_LIFETIME_S, Lifetime, TenantRule
 
 _MOST_ENTRIES = 10_000
+_REASONS = {
+    "extra_forbidden": "there is no such field",
+    "missing": "must be given",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +57,16 @@ Duration = Annotated[
 Size = Annotated[Bytes, BeforeValidator(_no_bool)]
 Tier = Literal["host", "disk", "redis"]
 Quotas = dict[Tier, Size]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+def _require_digest(text: str) -> str:
+    if not _DIGEST.fullmatch(text):
+        raise ValueError("must be a digest: 32 digits from 0 to 9 and a to f")
+    return text
+
+
+Digest = Annotated[str, AfterValidator(_require_digest)]
 
 
 def _by_name(quotas: Mapping[Tier, int]) -> dict[str, int]:
@@ -155,7 +172,7 @@ def read_retention(path: Path | None) -> RetentionPlan:
     except ValidationError as error:
         raise ConfigError("retention", f"{path}: {_told(error.errors(include_url=False)[0])}") from None
     except ValueError as error:
-        raise ConfigError("retention", f"{path}: {error}") from None
+        raise ConfigError("retention", f"{path}: {_in_one_line(str(error))}") from None
     _warn_of_readers(path, file)
     return plan
 
@@ -167,17 +184,22 @@ def _toml(path: Path) -> Mapping[str, Any]:
         raise ConfigError("retention", f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError("retention", f"{path} is not valid TOML: it is not UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of too many digits
         raise ConfigError("retention", f"{path} is not valid TOML: {error}") from None
 
 
 def _told(fault: Any) -> str:
     """Return where an entry stands and what is wrong with it, in one line, without what it holds."""
-    place = ".".join(str(part) for part in fault["loc"] if part != "[key]")
-    if fault["type"] == "extra_forbidden":
-        return f"{place}: there is no such field"
+    place = _in_one_line(".".join(str(part) for part in fault["loc"] if part != "[key]"))
+    if fault["type"] in _REASONS:
+        return f"{place}: {_REASONS[fault['type']]}"
     reason = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
     return f"{place}: {reason}" if place else reason
+
+
+def _in_one_line(text: str) -> str:
+    """Return text with names of the file in it, which may hold line ends and what drives a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _warn_of_readers(path: Path, file: _File) -> None:

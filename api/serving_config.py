@@ -42,7 +42,7 @@ def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingCo
         decode_graphs=settings.decode_graphs == "auto",
         loras=settings.lora,
         cpu_weights=settings.cpu_weights,
-        shadow_policies=_shadow_policies(settings.shadow_policies) if is_watched else (),
+        shadow_policies=shadow_policies(settings.shadow_policies) if is_watched else (),
         record_trace=settings.record_trace if is_watched else None,
         record_trace_bytes=settings.record_trace_bytes,
     )
@@ -82,7 +82,8 @@ def redis_address(settings: Settings) -> RedisAddress | None:
     )
 
 
-def _shadow_policies(text: str) -> tuple[str, ...]:
+def shadow_policies(text: str) -> tuple[str, ...]:
+    """Return the policies that the setting names. Raises ``ConfigError`` for what is no list of them."""
     if text == "none":
         return ()
     names = [name.strip() for name in text.split(",")]

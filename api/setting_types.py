@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from api.quantities import parse_bytes
-from engine_adapter.engine.request import MAX_DURATION_S
+from kvstore.retention import MAX_LIFETIME_S
 
 _MOST_BYTES = 2**50
 
@@ -18,10 +18,13 @@ def _read_bytes(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
-def _not_empty(path: object) -> object:
-    if path == "":
-        raise ValueError("must name a folder")
-    return path
+def _naming(what: str) -> BeforeValidator:
+    def named(path: object) -> object:
+        if path == "":
+            raise ValueError(f"must name a {what}")
+        return path
+
+    return BeforeValidator(named)
 
 
 def _sendable(secret: SecretStr) -> SecretStr:
@@ -40,16 +43,16 @@ AutoBytes = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 TimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | None, _none_for("never")
+    Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)] | None, _none_for("never")
 ]
 TierTimeToLive = Annotated[
-    Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)] | Literal["default"] | None,
+    Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)] | Literal["default"] | None,
     _none_for("never"),
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1)]
-Folder = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(Path.expanduser)]
-File = Annotated[Path, AfterValidator(Path.expanduser)]
+Folder = Annotated[Path, _naming("folder"), AfterValidator(Path.expanduser)]
+File = Annotated[Path, _naming("file"), AfterValidator(Path.expanduser)]
 Secret = Annotated[SecretStr, Field(min_length=1)]
 Token = Annotated[Secret, AfterValidator(_sendable)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -254,7 +254,7 @@ class DevicePool:
     def _evict(self, num: int) -> None:
         is_held = self._holds.__contains__
         if self.spared:
-            others = list(islice(self._policy.victims(lambda key: key in self.spared or is_held(key)), num))
+            others = list(islice(self._policy.victims(self.spared.held_as_well(is_held)), num))
             self._remove(others)
             num -= len(others)
         self._remove(list(islice(self._policy.victims(is_held), num)))

@@ -121,7 +121,8 @@ def assemble(config: ServingConfig, registry: Registry | None = None, clock: Clo
     """
     registry = registry or builtin_registry()
     registry.get(Kind.RELOAD, config.reload_policy)  # before the model is read, which takes long
-    for name in (config.device_eviction, *config.shadow_policies):
+    own = [setup.eviction for setup in config.tiers]
+    for name in (config.device_eviction, *own, *config.shadow_policies):
         registry.get(Kind.EVICTION, name)
     model = load_model(
         config.model,

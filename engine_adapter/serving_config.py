@@ -74,6 +74,10 @@ class ServingConfig:
     record_trace: Path | None = None
     record_trace_bytes: int = 1 << 28
 
+    def ttl_s(self, tier: str) -> float | None:
+        """Return the life in a tier of a block whose request names none; ``None``: no end."""
+        return self.tier_ttls_s.get(tier, self.default_ttl_s)
+
 
 @dataclass(frozen=True)
 class SidecarConfig:

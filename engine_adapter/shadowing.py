@@ -18,6 +18,7 @@ _MOST_SAVED_S = 0.5
 _MEASURED_OVER_S = 60.0
 _CALM_SHARE = 0.2
 _LEAST_CALM_S = 600.0
+_PAUSE_AFTER_A_STEP = 4.0
 
 
 class Allowance:
@@ -102,8 +103,7 @@ class Shadowing:
         with self._taking():
             marks, answer = marks_of(served.keys), marks_of(served.answer_keys)
             for tier in self._tiers.values():
-                for _ in tier.serve(served, marks, answer):
-                    time.sleep(0)  # lets a thread have the interpreter that waits for it, and serves
+                self._take_turns(tier.serve(served, marks, answer))
             reports = {name: tier.report() for name, tier in self._tiers.items()}
             self._reports = {name: report for name, report in reports.items() if report}
         self._keep_the_share()
@@ -121,8 +121,20 @@ class Shadowing:
     def _change_rates(self, factor: float, tiers: list[ShadowTier]) -> None:
         with self._taking():
             for tier in tiers:
-                tier.set_rate(min(tier.wanted_rate, tier.rate * factor))
+                self._take_turns(tier.change_rate(min(tier.wanted_rate, tier.rate * factor)))
         self._changed_s = self._monotonic_s()
+
+    def _take_turns(self, steps: Iterator[None]) -> None:
+        """Rest after each step four times as long as it took of the processor.
+
+        The engine's thread lets go of the interpreter with each operation of a decode step, and may wait for
+        it each time. So what is taken here is lost there, and what was saved up must not be taken at once.
+        """
+        began_s = time.thread_time()
+        for _ in steps:
+            if not self._closing.is_set():
+                time.sleep(_PAUSE_AFTER_A_STEP * (time.thread_time() - began_s))
+            began_s = time.thread_time()
 
     @contextmanager
     def _taking(self) -> Iterator[None]:

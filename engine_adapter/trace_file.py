@@ -53,7 +53,7 @@ class TraceFile:
         self, path: Path, most_bytes: int, block_tokens: int, default_ttl_s: float | None = None
     ) -> None:
         self._path = path
-        self._older = path.with_name(f"{path.name}.1")
+        self._older = _older(path)
         self._most_bytes = most_bytes // 2
         header = {
             "form": FORM, "version": VERSION, "block_tokens": block_tokens, "default_ttl_s": default_ttl_s,
@@ -63,8 +63,7 @@ class TraceFile:
         self._trouble = ""
         self._secret = b""
         try:
-            for there in (path, self._older):
-                _require_trace(there)
+            require_replaceable(path)
             self._file: BinaryIO | None = self._begin()
         except OSError as error:
             reason = f"{path} cannot be written: {error.strerror or one_line(error)}"
@@ -177,7 +176,17 @@ def _is_recorded_to(file: BinaryIO) -> bool:
     return False
 
 
-def _require_trace(path: Path) -> None:
+def require_replaceable(path: Path) -> None:
+    """Raise ``ConfigError`` when a recording cannot take the place of what is at ``path`` or beside it."""
+    for there in (path, _older(path)):
+        _require_recording(there)
+
+
+def _older(path: Path) -> Path:
+    return Path(f"{path}.1")
+
+
+def _require_recording(path: Path) -> None:
     """Raise ``ConfigError`` when something is there that is no trace of ours, so that it is not replaced."""
     if not (path.exists() or path.is_symlink()):
         return
@@ -187,4 +196,4 @@ def _require_trace(path: Path) -> None:
                 raise ConfigError("record_trace", f"another server records to {path}; choose another file")
             if file.read(len(_BEGINNING)) == _BEGINNING:
                 return
-    raise ConfigError("record_trace", f"{path} is there already, and no trace that was recorded here")
+    raise ConfigError("record_trace", f"{path} is no recording and is not replaced; choose another file")

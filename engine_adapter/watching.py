@@ -71,5 +71,6 @@ def shadow_tiers(
             continue
         names = dict.fromkeys((setup.eviction, *config.shadow_policies))
         makers = {name: registry.get(Kind.EVICTION, name) for name in names}
-        tiers[setup.name] = ShadowTier(makers, setup.eviction, capacities[setup.name], config.default_ttl_s)
+        ttl_s = config.ttl_s(setup.name)
+        tiers[setup.name] = ShadowTier(makers, setup.eviction, capacities[setup.name], ttl_s)
     return tiers

@@ -61,6 +61,10 @@ class Expiry:
             return min(self.soft_ms, self.hard_ms)
         return self.soft_ms or self.hard_ms
 
+    def is_over(self, now_ms: int) -> bool:
+        """Say whether the earlier of them is over."""
+        return 0 < self.at_ms <= now_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

@@ -10,7 +10,7 @@ from threading import Lock
 
 from kvstore.clock import Clock
 from kvstore.frame import NEVER_MS, Expiry, Header
-from kvstore.index import ResidencyIndex
+from kvstore.keeping import KeepingIndex
 from kvstore.record import Record
 from kvstore.shared_tier import SharedTier
 from kvstore.tier import Tier
@@ -29,7 +29,7 @@ class HeaderUpdates:
     What somebody insists on is tried again, twice a second, until it is done.
     """
 
-    def __init__(self, tiers: Iterable[Tier], index: ResidencyIndex, clock: Clock) -> None:
+    def __init__(self, tiers: Iterable[Tier], index: KeepingIndex, clock: Clock) -> None:
         self._tiers = tuple(tier for tier in tiers if tier.can_amend)
         self._index = index
         self._clock = clock
@@ -91,12 +91,17 @@ class HeaderUpdates:
         with self._lock:
             waiting = self._waiting[tier.bit]
             some = list(waiting)[:_A_TURN]
-        is_well = not tier.pool.is_closing and all(self._rewrite(tier, key) for key in some)
+        is_closing = tier.pool.is_closing
+        failed = None if is_closing else next((key for key in some if not self._rewrite(tier, key)), None)
+        is_well = not is_closing and failed is None
         with self._lock:
+            insisted = self._insisted[tier.bit]
             for key in some if is_well else list(waiting):
                 del waiting[key]
                 if is_well:
-                    self._insisted[tier.bit].pop(key, None)
+                    insisted.pop(key, None)
+            if failed in insisted:  # it does not keep those behind it from theirs the next time
+                insisted[failed] = insisted.pop(failed)
             if waiting and not tier.pool.write(partial(self._run, tier)):
                 waiting.clear()
 

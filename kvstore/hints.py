@@ -24,3 +24,13 @@ class Hint:
     def __post_init__(self) -> None:
         if self.pause_s is not None and not 0 <= self.pause_s < inf:
             raise ConfigError("pause_s", "must be 0 seconds or more")
+
+
+def hint_of(stop: str | None, *, ends_session: bool, pause_s: float | None) -> Hint | None:
+    """Return what to tell of an answer that ended by ``stop``; ``None``: a failed one tells nothing.
+
+    What does not go on has no pause.
+    """
+    if stop == "error":
+        return None
+    return Hint(ends_session, None if ends_session else pause_s, stop or None)

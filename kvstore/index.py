@@ -14,7 +14,8 @@ from kvstore.ledger import Ledger
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.residents import Residents
-from kvstore.spared import IsHeld, Spared
+from kvstore.seams import IsHeld
+from kvstore.spared import Spared
 from kvstore.tenants import Tenants
 
 T = TypeVar("T")
@@ -98,6 +99,19 @@ class ResidencyIndex(Residents):
             record = self._records.get(key)
             is_free = record is not None and (self._is_alive(record, now_ms) or not record.num_holds)
             if record is None or not record.over >> bit & 1 or not is_free:
+                return False
+            self._ledger(bit).begin_removal(key)
+            self._clear_bit(key, bit, Cause.EXPIRED)
+            return True
+
+    def begin_expiry(self, bit: int, key: bytes, *, is_hard: bool) -> bool:
+        """Begin to remove a copy whose time in a tier is over; one that is held only when that ``is_hard``.
+
+        ``False``: it is gone, or another took its place since its time was found to be over.
+        """
+        with self._lock:
+            record = self._records.get(key)
+            if record is None or not record.over >> bit & 1 or (record.num_holds and not is_hard):
                 return False
             self._ledger(bit).begin_removal(key)
             self._clear_bit(key, bit, Cause.EXPIRED)
@@ -198,26 +212,6 @@ class ResidencyIndex(Residents):
                 record.tiers &= ~(1 << bit)
                 record.unreadable |= 1 << bit
 
-    def report(self, bit: int, key: bytes, parent: bytes, namespace: bytes, now_ms: int) -> None:
-        """Note that a tier that keeps its own books now holds this block."""
-        facts = Record(key, parent, namespace, created_ms=now_ms)
-        with self._lock:
-            if (record := self._records.get(key)) is not None:
-                self._is_alive(record, now_ms)
-            self._entered(bit, facts)
-
-    def unreport(self, bit: int, key: bytes, now_ms: int) -> None:
-        """Note that a tier that keeps its own books no longer holds this block."""
-        with self._lock:
-            record = self._records.get(key)
-            if record is None:
-                return
-            self._is_alive(record, now_ms)
-            if record.over >> bit & 1:
-                self._clear_bit(key, bit, Cause.EXPIRED)
-            elif record.tiers >> bit & 1:
-                self._clear_bit(key, bit, Cause.EVICTED)
-
     def begin_removal(self, bit: int, key: bytes, cause: Cause, *, even_if_held: bool = False) -> bool:
         """Take a block out of a tier; its bytes count until ``confirm_removal``. ``False``: not done.
 
@@ -249,9 +243,8 @@ class ResidencyIndex(Residents):
 
     def stuck(self, bit: int) -> list[bytes]:
         """Return the blocks that a tier's medium did not let go of."""
-        ledger = self._ledger(bit)
         with self._lock:
-            return list(ledger.stuck)
+            return list(self._ledger(bit).stuck)
 
     def resident(self, bit: int) -> list[bytes]:
         """Return the keys a tier holds, for operations over all of it."""

@@ -137,14 +137,14 @@ class Inquiries:
 
     def _is_usable(self, tier: SharedTier, header: Header, now_ms: int, block_bytes: int | None) -> bool:
         is_of_our_size = block_bytes in {None, header.raw_bytes}
-        return is_of_our_size and _is_alive(header, now_ms) and tier.knows(header)
+        return is_of_our_size and not header.expiry.is_over(now_ms) and tier.knows(header)
 
     def _denied(self, tier: SharedTier, key: bytes, header: Header | None, now_ms: int) -> None:
         """Drop what was believed to be there: it is not, it has ended, or it cannot be read here."""
         if header is None or header.key != key:
             if self._placement.remove(tier, key, Cause.MISSING, even_if_held=True):
                 tier.counters.add(Count.MISSING)
-        elif _is_alive(header, now_ms):
+        elif not header.expiry.is_over(now_ms):
             if self._placement.forget(tier, key, Cause.MISSING, even_if_held=True):
                 tier.counters.add(Count.UNKNOWN_FORM)
         elif self._placement.forget(tier, key, Cause.EXPIRED, even_if_held=True):
@@ -167,7 +167,7 @@ class Inquiries:
             facts, now_ms = record_of(header), self._clock.wall_ms()
             if tier.pool.is_closing:
                 return
-            is_late = not _is_alive(header, now_ms)
+            is_late = header.expiry.is_over(now_ms)
             room = None if is_late else self._placement.make_room(tier, facts, header.stored_bytes)
             if room is not None:
                 self._index.settle(tier.bit, room, facts, self._clock.monotonic_s(), is_theirs=True)
@@ -176,7 +176,3 @@ class Inquiries:
     def _found(self, tier: SharedTier, header: Header) -> None:
         tier.counters.add(Count.FOUND_BLOCKS)
         self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
-
-
-def _is_alive(header: Header, now_ms: int) -> bool:
-    return not 0 < header.expiry.at_ms <= now_ms

@@ -10,6 +10,7 @@ from math import inf
 from kvstore.absences import Absences
 from kvstore.defaults import Defaults, Use
 from kvstore.errors import ConfigError, PinBudgetError
+from kvstore.frame import Expiry
 from kvstore.index import ResidencyIndex
 from kvstore.ledger import Ledger
 from kvstore.namespace import Namespace
@@ -79,10 +80,14 @@ class KeepingIndex(ResidencyIndex):
         with self._lock:
             return self._lives.apply_rules()
 
-    def pinned_ms(self, bit: int, key: bytes) -> int:
-        """Return until when a block is pinned in a tier (epoch ms), 0: it is not."""
-        pin = self._ledger(bit).pins.pins.get(key)
-        return pin.until_ms if pin else 0
+    def header_times(self, bit: int, key: bytes, now_ms: int) -> tuple[Expiry, int] | None:
+        """Return a block's ends, and until when it is pinned (0: it is not); ``None``: it is not there."""
+        with self._lock:
+            record, pin = self._records.get(key), self._ledger(bit).pins.pins.get(key)
+            if record is None or not record.tiers >> bit & 1:
+                return None
+            expiry = self._lives.expiry(record, bit, now_ms)
+            return None if expiry is None else (expiry, pin.until_ms if pin else 0)
 
     def pin(self, keys: Sequence[bytes], bits: Sequence[int], names: Sequence[str], until_ms: int) -> Wish:
         """Pin what tiers ``bits`` have of these blocks and of what they follow; all of it or nothing.
@@ -99,7 +104,7 @@ class KeepingIndex(ResidencyIndex):
 
     def restore_pin(self, bit: int, key: bytes, until_ms: int) -> None:
         """Pin a block that was pinned when its header was written, as far as its tenant's budget allows."""
-        if not self._wall_ms() < until_ms:
+        if until_ms <= self._wall_ms():
             return
         with self._lock:
             ledger, record = self._ledger(bit), self._records.get(key)
@@ -171,9 +176,9 @@ class KeepingIndex(ResidencyIndex):
         """Return ``keys`` and the blocks they follow, as far as those are known: each after its parent."""
         ordered = dict[bytes, None]()
         for key in keys:
-            path, ancestor = list[bytes](), key
-            while ancestor and ancestor not in ordered:
-                path.append(ancestor)
+            path, ancestor = dict[bytes, None](), key
+            while ancestor and ancestor not in ordered and ancestor not in path:
+                path[ancestor] = None  # a medium may tell of parents that go in a circle
                 record = self._records.get(ancestor)
                 ancestor = record.parent if record else b""
             ordered.update(dict.fromkeys(reversed(path)))

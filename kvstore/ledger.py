@@ -10,9 +10,7 @@ from kvstore.hints import Hint
 from kvstore.making_room import Room, RoomMaker
 from kvstore.pins import Pin
 from kvstore.quotas import Groups
-from kvstore.seams import EvictionPolicy, Hearing
-
-IsInUse = Callable[[bytes], bool]
+from kvstore.seams import EvictionPolicy, Hearing, IsHeld
 
 
 @dataclass
@@ -33,7 +31,7 @@ class Ledger(Books):
             yield group.policy
 
     def reserve(
-        self, key: bytes, footprint_bytes: int, is_in_use: IsInUse, namespace: bytes = b""
+        self, key: bytes, footprint_bytes: int, is_held: IsHeld, namespace: bytes = b""
     ) -> Room | None:
         """Set bytes aside for ``key``, naming victims as needed: all the room, or ``None``.
 
@@ -42,7 +40,7 @@ class Ledger(Books):
         if self.knows(key):
             return None
         groups = self.quotas.of(namespace) if self.quotas.has_rules else ()
-        victims = self._choose_victims(footprint_bytes, groups, is_in_use)
+        victims = self._choose_victims(footprint_bytes, groups, is_held)
         if victims is None:
             return None
         room = self.arriving[key] = Room(key, footprint_bytes, victims, namespace)
@@ -87,15 +85,15 @@ class Ledger(Books):
             self.num_over_quota += 1
 
     def their_victims(
-        self, footprint_bytes: int, is_in_use: IsInUse, namespace: bytes = b""
+        self, footprint_bytes: int, is_held: IsHeld, namespace: bytes = b""
     ) -> tuple[bytes, ...] | None:
         """Return who makes way for a block that is on the medium already; ``None``: not theirs alone."""
-        victims = self._choose_victims(footprint_bytes, self.quotas.of(namespace), is_in_use)
+        victims = self._choose_victims(footprint_bytes, self.quotas.of(namespace), is_held)
         return victims if victims is not None and self.theirs.issuperset(victims) else None
 
-    def next_victim(self, is_in_use: IsInUse) -> bytes | None:
+    def next_victim(self, is_held: IsHeld) -> bytes | None:
         """Return the block that is next to go; ``None``: all are in use or pinned."""
-        is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
+        is_kept = self._is_kept(is_held) if self.pins.pins else is_held
         return next(self.policy.victims(is_kept), None)
 
     def forget(self, key: bytes) -> None:
@@ -210,11 +208,11 @@ class Ledger(Books):
         return all(group.used_bytes + footprint_bytes <= group.quota_bytes for group in groups)
 
     def _choose_victims(
-        self, footprint_bytes: int, groups: Groups, is_in_use: IsInUse
+        self, footprint_bytes: int, groups: Groups, is_held: IsHeld
     ) -> tuple[bytes, ...] | None:
         """Return who goes for a block: of its groups, then of groups over their quota, then of any."""
         excess_bytes = self.used_bytes + footprint_bytes - self.budget_bytes
-        is_kept = self._is_kept(is_in_use) if self.pins.pins else is_in_use
+        is_kept = self._is_kept(is_held) if self.pins.pins else is_held
         if not groups and not (self.quotas.members and self.quotas.over()):
             return self._next_to_go(excess_bytes, is_kept)
         maker = RoomMaker(self.held, self.quotas.members, is_kept)
@@ -224,7 +222,7 @@ class Ledger(Books):
             maker.reduce(group, group.quota_bytes, excess_bytes)
         return maker.chosen(self.policy, excess_bytes)
 
-    def _next_to_go(self, excess_bytes: int, is_kept: IsInUse) -> tuple[bytes, ...] | None:
+    def _next_to_go(self, excess_bytes: int, is_kept: IsHeld) -> tuple[bytes, ...] | None:
         if excess_bytes <= 0:
             return ()
         victims: list[bytes] = []
@@ -235,9 +233,9 @@ class Ledger(Books):
                 return tuple(victims)
         return None
 
-    def _is_kept(self, is_in_use: IsInUse) -> IsInUse:
+    def _is_kept(self, is_held: IsHeld) -> IsHeld:
         """Say as well which blocks stay for pinned ones that follow them: those came after the pin."""
-        return lambda key: self.pins.has_children(key) or is_in_use(key)
+        return lambda key: self.pins.has_children(key) or is_held(key)
 
     def _enter(
         self, key: bytes, parent: bytes, nbytes: int, now_s: float, groups: Groups, *, is_theirs: bool

@@ -32,6 +32,14 @@ class Lifespans:
         with self._lock:
             return list(self._lives.over_in_pool)
 
+    def take_limited(self) -> list[Record]:
+        """Return the blocks that turned out to be under a hard limit, each once."""
+        if not self._lives.limited:
+            return []
+        with self._lock:
+            limited, self._lives.limited = self._lives.limited, []
+            return limited
+
     def expiry(self, bit: int, facts: Record, now_ms: int) -> Expiry | None:
         """Return a block's ends for its header in a tier, ``None`` when its time is over there.
 
@@ -44,19 +52,6 @@ class Lifespans:
         """Say whether a block's time in a tier, which may not have it any more, is over."""
         with self._lock:
             return self._lives.end_ms(facts, bit) <= now_ms
-
-    def header_times(self, bit: int, key: bytes, now_ms: int) -> tuple[Expiry, int] | None:
-        """Return a block's ends, and until when it is pinned, for its header; ``None``: it is not there."""
-        with self._lock:
-            record = self._records.get(key)
-            if record is None or not record.tiers >> bit & 1:
-                return None
-            expiry = self._lives.expiry(record, bit, now_ms)
-            return None if expiry is None else (expiry, self.pinned_ms(bit, key))
-
-    def pinned_ms(self, bit: int, key: bytes) -> int:  # noqa: ARG002  pins come with the ledgers
-        """Return until when a block is pinned in a tier (epoch ms), 0: it is not."""
-        return 0
 
     def are_behind(self, records: Sequence[Record], mask: int, now_ms: int) -> list[Record]:
         """Return those of ``records`` whose headers in tiers of ``mask`` say too early an end."""

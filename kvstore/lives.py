@@ -13,6 +13,9 @@ from kvstore.record import Record
 from kvstore.retention import Retention
 from kvstore.rules import Limits, Rules
 from kvstore.tenants import Tenants
+from kvstore.tier import DEVICE_BIT
+
+_DEVICE = 1 << DEVICE_BIT
 
 
 class Departure(NamedTuple):
@@ -37,6 +40,8 @@ class Lives:
         self._ancestors = Ancestors(records, self._extend_as_of)
         self._rules = Rules(Retention())
         self._tenants = tenants
+        self.limited: list[Record] = []
+        """Blocks that turned out to be under a hard limit; their headers do not say so."""
         self.over_in_pool: dict[bytes, None] = {}
         """Blocks that the engine's own pool, which keeps its own books, is to let go of."""
 
@@ -52,6 +57,11 @@ class Lives:
         """Let the hard limits of rules hold for a block that was found on a medium."""
         if not self._rules.is_plain and facts.created_ms:
             facts.hard_ms = min(facts.hard_ms, facts.created_ms + self._limits_of(facts).hard_ms)
+
+    def limit_known(self, record: Record, facts: Record) -> None:
+        """Let them hold for a block that is there and of which more is known now: which one it follows."""
+        if not self._rules.is_plain and self._apply(record, Limits(None, self._limits_of(facts).hard_ms)):
+            self.limited.append(record)
 
     def complete(self, record: Record, facts: Record) -> None:
         """Let a block be what a tier knows of it as well; one whose time was over begins anew by that."""
@@ -145,7 +155,7 @@ class Lives:
         record.tiers &= gone
         record.unreadable &= gone
         record.over &= gone
-        if not bit:
+        if bit == DEVICE_BIT:
             self.over_in_pool.pop(record.key, None)
 
     def due(self, now_ms: int, limit: int) -> list[Departure]:
@@ -156,7 +166,7 @@ class Lives:
         for record in self._ends.due(now_ms):
             self._retire(record, now_ms)
             is_hard = record.hard_ms <= now_ms
-            if (stored := record.over & ~1) and (is_hard or not record.num_holds):
+            if (stored := record.over & ~_DEVICE) and (is_hard or not record.num_holds):
                 departures.append(Departure(record.key, stored, is_hard))
                 if len(departures) >= limit:
                     break
@@ -201,7 +211,7 @@ class Lives:
         record.tiers &= ~over
         record.unreadable &= ~over
         record.over |= over
-        if over & 1:
+        if over & _DEVICE:
             self.over_in_pool[record.key] = None
         if record.tiers or record.unreadable:
             self._ends.note(record)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvstore.quotas import Group, Groups
-from kvstore.seams import EvictionPolicy
+from kvstore.seams import EvictionPolicy, IsHeld
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class RoomMaker:
         self,
         held: Mapping[bytes, int],
         members: Mapping[bytes, Groups],
-        is_kept: Callable[[bytes], bool],
+        is_kept: IsHeld,
     ) -> None:
         self._held = held
         self._members = members

@@ -14,13 +14,12 @@ from kvstore.demotions import Demotion, Demotions
 from kvstore.forms import Stored
 from kvstore.frame import RAW_CODEC, Expiry, Header, checksum
 from kvstore.header_updates import HeaderUpdates
-from kvstore.index import ResidencyIndex
+from kvstore.keeping import KeepingIndex
 from kvstore.loading import GiveBack, SharedBytes
 from kvstore.making_room import Room
 from kvstore.record import Record
 from kvstore.removal import Removal
 from kvstore.seams import Loan
-from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Count
 from kvstore.tier import DEVICE_BIT, MemoryTier, Tier, WriteMode
 
@@ -39,7 +38,7 @@ class Lent(NamedTuple):
 class Placement(Removal):
     """Moves blocks into and out of tiers; bookkeeping is the index's, bytes are the backends'."""
 
-    def __init__(self, tiers: Sequence[Tier], index: ResidencyIndex, clock: Clock) -> None:
+    def __init__(self, tiers: Sequence[Tier], index: KeepingIndex, clock: Clock) -> None:
         super().__init__(index)
         self._tiers = tuple(tiers)
         self._clock = clock
@@ -154,15 +153,11 @@ class Placement(Removal):
         return [*self._index.resident(tier.bit), *self._demotions.waiting(tier.bit)]
 
     def remove_due(self, now_ms: int, limit: int = _MOST_AT_ONCE) -> int:
-        """Remove up to ``limit`` blocks whose time is over; returns how many there were.
-
-        A shared medium ends blocks by itself, and others may have put a soft end off there.
-        """
+        """Remove up to ``limit`` blocks whose time is over; returns how many there were."""
         due = self._index.due(now_ms, limit)
         for key, mask, is_hard in due:
             for tier in self._tiers:
-                let_go = self.forget if isinstance(tier, SharedTier) and not is_hard else self.remove
-                if mask >> tier.bit & 1 and let_go(tier, key, Cause.EXPIRED, even_if_held=is_hard):
+                if mask >> tier.bit & 1 and self.expire(tier, key, is_hard=is_hard):
                     tier.counters.add(Count.EXPIRATIONS)
         return len(due)
 

@@ -61,7 +61,7 @@ class Recovery:
         """Enter one block, most recent last: with ``evict`` older ones make way for it."""
         facts = _facts(tier, header)
         footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
-        is_alive = not 0 < header.expiry.at_ms <= self._clock.wall_ms()
+        is_alive = not header.expiry.is_over(self._clock.wall_ms())
         if is_alive and self._index.recovered(tier.bit, facts, footprint, now_s):
             self._index.restore_pin(tier.bit, header.key, header.pinned_ms)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvstore.absences import Cause
 from kvstore.index import ResidencyIndex
+from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier
 
@@ -23,8 +24,21 @@ class Removal:
             return False
         if cause is Cause.MISSING and self._index.is_theirs(tier.bit, key):
             self._index.confirm_removal(tier.bit, key)
-        elif isinstance(tier, MemoryTier) or not tier.pool.delete(lambda: self._delete(tier, key)):
-            self._delete(tier, key)
+        else:
+            self._delete_behind(tier, key)
+        return True
+
+    def expire(self, tier: Tier, key: bytes, *, is_hard: bool) -> bool:
+        """Remove a copy whose time is over; blocks on no medium. ``False``: it is held, or another by now.
+
+        A shared medium ends blocks by itself, and others may have put a soft end off there.
+        """
+        if not self._index.begin_expiry(tier.bit, key, is_hard=is_hard):
+            return False
+        if isinstance(tier, SharedTier) and not is_hard:
+            self._index.confirm_removal(tier.bit, key)
+        else:
+            self._delete_behind(tier, key)
         return True
 
     def make_way(self, tier: Tier, key: bytes, now_ms: int) -> None:
@@ -53,6 +67,11 @@ class Removal:
         """Remove a block that went into quarantine while it was on its way into a tier."""
         if self._index.is_quarantined(key):
             self.remove(tier, key, Cause.QUARANTINED, even_if_held=True)
+
+    def _delete_behind(self, tier: Tier, key: bytes) -> None:
+        """Delete from memory at once, from a medium in the background."""
+        if isinstance(tier, MemoryTier) or not tier.pool.delete(lambda: self._delete(tier, key)):
+            self._delete(tier, key)
 
     def _delete(self, tier: Tier, key: bytes) -> None:
         """Delete from the medium; one that is closing keeps it, for it may not answer in time."""

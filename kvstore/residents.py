@@ -9,6 +9,7 @@ from kvstore.defaults import Defaults
 from kvstore.lifespans import Lifespans
 from kvstore.record import Record
 from kvstore.tenants import Tenants
+from kvstore.tier import DEVICE_BIT
 
 
 class Residents(Lifespans):
@@ -117,10 +118,33 @@ class Residents(Lifespans):
             use = self._lives.begin(facts, ttl_ms)
             self._lives.use_ancestors(facts.parent, use)
             record = self._records.get(facts.key)
+            if record is not None:
+                self._lives.limit_known(record, facts)
             if record is None or not self._is_alive(record, facts.created_ms):
                 return False
             self._lives.extend(record, use)
             return bool(record.tiers & mask)
+
+    def report(self, bit: int, key: bytes, parent: bytes, namespace: bytes, now_ms: int) -> None:
+        """Note that a tier that keeps its own books now holds this block."""
+        facts = Record(key, parent, namespace, created_ms=now_ms)
+        with self._lock:
+            if (record := self._records.get(key)) is not None:
+                self._lives.limit_known(record, facts)
+                self._is_alive(record, now_ms)
+            self._entered(bit, facts)
+
+    def unreport(self, bit: int, key: bytes, now_ms: int) -> None:
+        """Note that a tier that keeps its own books no longer holds this block."""
+        with self._lock:
+            record = self._records.get(key)
+            if record is None:
+                return
+            self._is_alive(record, now_ms)
+            if record.over >> bit & 1:
+                self._clear_bit(key, bit, Cause.EXPIRED)
+            elif record.tiers >> bit & 1:
+                self._clear_bit(key, bit, Cause.EVICTED)
 
     def ended(self, keys: Sequence[bytes], now_ms: int) -> list[bytes]:
         """Return those of ``keys`` that the engine's own pool must not share.
@@ -130,7 +154,8 @@ class Residents(Lifespans):
         get = self._records.get
         with self._lock:
             trusted = self._trusted(keys)
-            over = [key for key in trusted if (record := get(key)) and self._lives.is_over(record, 0, now_ms)]
+            is_over = self._lives.is_over
+            over = [key for key in trusted if (record := get(key)) and is_over(record, DEVICE_BIT, now_ms)]
         return [*over, *keys[len(trusted) :]]
 
     def why_absent(self, key: bytes, mask: int, now_ms: int) -> tuple[Cause, int, int]:

@@ -35,7 +35,7 @@ class Rules:
     """Answers what ``retention`` says. Not thread-safe.
 
     A prefix rule is about prompts, of which the store only sees keys: who is under one is learnt where whole
-    prompts are named, handed on from parent to child, and remembered for some ten thousand blocks.
+    prompts are named, handed on from parent to child, and remembered for some 65,000 blocks.
     """
 
     def __init__(self, retention: Retention) -> None:

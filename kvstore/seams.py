@@ -104,6 +104,9 @@ class Streaming(Protocol):
         ...
 
 
+IsHeld = Callable[[bytes], bool]
+"""Says which blocks may not go."""
+
 HeaderChange = Callable[[Header], Header]
 """Makes another header of a frame's: other times, everything else as it is."""
 
@@ -188,7 +191,7 @@ class EvictionPolicy(Protocol):
         """Forget ``key``; nothing happens when it is not present."""
         ...
 
-    def victims(self, is_held: Callable[[bytes], bool]) -> Iterator[bytes]:
+    def victims(self, is_held: IsHeld) -> Iterator[bytes]:
         """Yield keys in the order they should go, a resident child always before its parent.
 
         Each key yielded counts as gone for those after it, but stays until ``remove``. Keys for

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import TypeVar
 
+from kvstore.seams import IsHeld
+
 T = TypeVar("T")
-IsHeld = Callable[[bytes], bool]
 
 
 class Spared:
@@ -35,8 +36,12 @@ class Spared:
         """Return what ``how`` chooses with spared blocks held as well; where that is nothing, without."""
         if not self._num_times:
             return how(is_held)
-        chosen = how(lambda key: key in self._num_times or is_held(key))
+        chosen = how(self.held_as_well(is_held))
         return how(is_held) if chosen is None else chosen
+
+    def held_as_well(self, is_held: IsHeld) -> IsHeld:
+        """Say of spared blocks, too, that they are held."""
+        return lambda key: key in self._num_times or is_held(key)
 
     def __len__(self) -> int:
         return len(self._num_times)

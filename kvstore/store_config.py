@@ -81,4 +81,4 @@ def refuse_odd_quotas(retention: Retention, tiers: Sequence[TierSpec]) -> None:
             if not quota_bytes >= 0:
                 raise ConfigError("quotas", f"must not be negative: {quota_bytes} bytes in {tier}")
             if not can_have[tier]:
-                raise ConfigError("quotas", f"the tier {tier!r} was set up without a way to order them")
+                raise ConfigError("quotas", f"the tier {tier!r} has no make_policy, which quotas need")

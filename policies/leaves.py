@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from kvstore.errors import InvariantError
 from kvstore.hints import Hint
+from kvstore.seams import IsHeld
 from policies.farewells import Farewells
 from policies.leaf_queue import Entry, LeafQueue
 
@@ -36,7 +37,7 @@ class Tour(Generic[B]):
         blocks: dict[bytes, B],
         num_children: dict[bytes, int],
         queue_of: Callable[[B], LeafQueue],
-        is_held: Callable[[bytes], bool],
+        is_held: IsHeld,
     ) -> None:
         self._blocks = blocks
         self._num_children = num_children
@@ -173,7 +174,7 @@ class LeafOrder(ABC, Generic[B]):
             exposed.queue = self._queue_of(exposed)
             exposed.queue.add_late(block.parent, exposed.stamp)
 
-    def victims(self, is_held: Callable[[bytes], bool]) -> Iterator[bytes]:
+    def victims(self, is_held: IsHeld) -> Iterator[bytes]:
         """Yield what goes for a hint, then leaves in the order of the policy; see ``EvictionPolicy``."""
         tour = Tour(self._blocks, self._num_children, self._queue_of, is_held)
         if self._farewells is None:

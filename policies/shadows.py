@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from xxhash import xxh32_intdigest
 
-from kvstore.hints import Hint
+from kvstore.hints import hint_of
 from kvstore.seams import EvictionPolicy
 from kvstore.served import ServedPrompt
 from policies.simulated_tier import SimulatedTier
@@ -108,8 +108,7 @@ class ShadowTier:
         ttl_s = self._ttl_s if served.ttl_s is None else served.ttl_s
         self._at_ms = max(self._at_ms, self._fade(served.at_ms))
         self._num_tokens += served.input_tokens
-        pause_s = None if served.end_session else served.expected_pause_s
-        hint = Hint(served.end_session, pause_s, served.stop or None)
+        hint = hint_of(served.stop, ends_session=served.end_session, pause_s=served.expected_pause_s)
         for name, tier in self._tiers.items():
             num_hit = tier.serve(keys, self._at_ms, ttl_s, answer_keys, hint)
             is_all = num_hit == len(keys)
@@ -117,13 +116,15 @@ class ShadowTier:
             self._num_hit[name] += run * served.block_tokens
             yield
 
-    def set_rate(self, rate: float) -> None:
-        """Go on with another sample; what is resident stays, as far as it is sampled."""
+    def change_rate(self, rate: float) -> Iterator[None]:
+        """Go on with another sample, one policy with each step, before anything else is served.
+
+        What is resident stays, as far as it is sampled.
+        """
         self.rate = rate
-        self._tiers = {
-            name: tier.thinned(self._makers[name](), self._num_sampled, self._is_sampled)
-            for name, tier in self._tiers.items()
-        }
+        for name, tier in self._tiers.items():
+            self._tiers[name] = tier.thinned(self._makers[name](), self._num_sampled, self._is_sampled)
+            yield
 
     def report(self) -> ShadowReport | None:
         """Return what is estimated; ``None``: nothing was served yet."""

@@ -29,6 +29,8 @@ def serve(settings: Settings) -> None:
 
         prefixd serve --model ~/models/Qwen3-0.6B --host-bytes 8GiB --disk-bytes 50GiB --port 9000
 
+        prefixd serve --config prefixd.toml --host-eviction reuse --retention rules.toml
+
         prefixd serve --host-bytes 64GiB --disk-bytes 1TiB --socket /run/prefixd.sock
 
         PREFIXD_API_TOKEN=secret prefixd serve --config prefixd.toml --host 0.0.0.0

@@ -36,7 +36,7 @@ _MODEL = typer.Option(
     metavar="DIR",
 )
 _COSTS = typer.Option(
-    help="Instead of both: costs that a server has learnt, a file under costs in its cache_path.",
+    help="Instead of rates: what a server has learnt, a file under costs in its cache_path.",
     rich_help_panel=_WORTH,
     metavar="FILE",
 )

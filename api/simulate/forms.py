@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_adapter.trace_file import FORM, VERSION
+from kvstore.retention import MAX_LIFETIME_S
 
 Hash = int | str
 
@@ -25,6 +26,10 @@ _NO_PARENT = -1
 
 class MalformedError(ValueError):
     """A line that is not a request; the message says why."""
+
+
+class NotJsonError(MalformedError):
+    """A line that is no JSON at all, as one that is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,12 @@ def parse_line(line: bytes) -> Mapping[str, Any]:
     """Return the JSON object of a line. Raises ``MalformedError``."""
     try:
         parsed = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise NotJsonError(f"it is not JSON: {error.msg}, at character {error.pos + 1}") from None
+    except UnicodeDecodeError:
+        raise NotJsonError("it is no text (traces are plain or compressed by xz)") from None
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"it is not JSON: {error}") from None
+        raise NotJsonError(f"it is not JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise MalformedError("it is not a JSON object")
     return parsed
@@ -84,11 +93,13 @@ def form_of(parsed: Mapping[str, Any]) -> Form:
     block_tokens = _tokens(parsed, "block_tokens")
     if not block_tokens:
         raise MalformedError("block_tokens must be above 0")
-    return Form(block_tokens, 1.0, is_recorded=True, ttl_s=_seconds(parsed, "default_ttl_s"))
+    return Form(block_tokens, 1.0, is_recorded=True, ttl_s=_ttl_s(parsed, "default_ttl_s"))
 
 
 def parse_fields(parsed: Mapping[str, Any], form: Form) -> Fields:
     """Return what a line says. Raises ``MalformedError`` for what is missing or cannot be."""
+    if form.is_recorded and "form" in parsed:
+        raise MalformedError("another recording begins here, whose digests tell nothing of those before")
     chat = parent_chat = None
     if form is BAILIAN:
         chat = _name(parsed, "chat_id")
@@ -108,7 +119,7 @@ def parse_fields(parsed: Mapping[str, Any], form: Form) -> Fields:
 
 
 def _with_what_was_recorded(fields: Fields, parsed: Mapping[str, Any], form: Form) -> Fields:
-    ttl_s = _seconds(parsed, "ttl_s")
+    ttl_s = _ttl_s(parsed, "ttl_s")
     return replace(
         fields,
         answer=_hashes(parsed, "answer_ids") if "answer_ids" in parsed else (),
@@ -140,6 +151,13 @@ def _seconds(parsed: Mapping[str, Any], name: str) -> float | None:
     if type(value) not in {int, float} or not 0 <= value <= _MOST_S:
         raise _odd(parsed, name, "seconds, from 0 on")
     return float(value)
+
+
+def _ttl_s(parsed: Mapping[str, Any], name: str) -> float | None:
+    ttl_s = _seconds(parsed, name)
+    if ttl_s is not None and not 0 < ttl_s <= MAX_LIFETIME_S:
+        raise _odd(parsed, name, "seconds, above 0 and at most a century")
+    return ttl_s
 
 
 def _hashes(parsed: Mapping[str, Any], name: str) -> Sequence[Hash]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from api.simulate.trace import Trace, TracedRequest
-from kvstore.hints import Hint
+from kvstore.hints import Hint, hint_of
 
 
 class Hints(Enum):
@@ -19,8 +19,8 @@ class Hints(Enum):
     """That too; and of each session's last request, that it ends the session."""
 
 
-def hints_of(trace: Trace, told: Hints) -> Sequence[Hint] | None:
-    """Return a hint for each request; ``None``: nothing is told."""
+def hints_of(trace: Trace, told: Hints) -> Sequence[Hint | None] | None:
+    """Return the hint of each request, if it has one; ``None``: nothing is told."""
     if told is Hints.NONE:
         return None
     last_of: dict[int | str | None, int] = {}
@@ -31,5 +31,6 @@ def hints_of(trace: Trace, told: Hints) -> Sequence[Hint] | None:
     return [_hint(request, is_last=number in last) for number, request in enumerate(trace.requests)]
 
 
-def _hint(request: TracedRequest, *, is_last: bool) -> Hint:
-    return Hint(request.end_session or is_last, request.expected_pause_s, request.stop)
+def _hint(request: TracedRequest, *, is_last: bool) -> Hint | None:
+    ends_session = request.end_session or is_last
+    return hint_of(request.stop, ends_session=ends_session, pause_s=request.expected_pause_s)

@@ -76,7 +76,7 @@ def _load(flags: CostFlags, known: KnownCosts) -> LoadCost | None:
     if state is None:
         named = ", ".join(sorted(known.lines)) or "none"
         raise ConfigError(
-            "tier", f"which tier is simulated? --costs has {named}; or give --load RATE,LATENCY"
+            "tier", f"which tier is simulated? --costs knows loads of {named}; else give --load RATE,LATENCY"
         )
     return LoadCost(state.latency_s, state.bytes_per_s)
 

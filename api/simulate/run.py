@@ -17,6 +17,7 @@ from api.simulate.trace import Trace
 from api.simulate.worth import Prices
 from kvstore.errors import ConfigError
 from kvstore.registry import Kind, Registry
+from kvstore.retention import MAX_LIFETIME_S
 
 OPTIMUM = "OPT"
 LOWER_BOUND = "lru"
@@ -24,7 +25,6 @@ LOWER_BOUND = "lru"
 _USUAL_PERCENTS = (1, 2, 5, 10, 20)
 _MOST_CAPACITY = 10**9
 _MOST_CELLS = 1000
-_CENTURY_S = 100 * 365.25 * 24 * 3600
 
 MakeCache = Callable[[int], Cache]
 """Makes an empty cache of that many blocks."""
@@ -59,7 +59,7 @@ def question(
         names = [LOWER_BOUND, *names, OPTIMUM]
     for name in set(names) - {OPTIMUM}:
         registry.get(Kind.EVICTION, name)
-    if ttl_s is not None and not 0.001 <= ttl_s <= _CENTURY_S:
+    if ttl_s is not None and not 0.001 <= ttl_s <= MAX_LIFETIME_S:
         raise ConfigError("ttl", f"must lie between a millisecond and a century, not {ttl_s} s")
     sizes = [] if capacities is None else map(_capacity, _words("capacity_blocks", capacities))
     asked = Question(tuple(dict.fromkeys(names)), tuple(sorted(set(sizes))), ttl_s, hints)

@@ -23,7 +23,7 @@ class TracedTier:
         policy: EvictionPolicy,
         capacity_blocks: int,
         ttl_s: float | None = None,
-        hints: Sequence[Hint] | None = None,
+        hints: Sequence[Hint | None] | None = None,
     ) -> None:
         has_ends = ttl_s is not None or any(request.ttl_s is not None for request in trace.requests)
         self._tier = SimulatedTier(policy, capacity_blocks, has_ends=has_ends)

@@ -11,7 +11,16 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
-from api.simulate.forms import Fields, Form, Hash, MalformedError, form_of, parse_fields, parse_line
+from api.simulate.forms import (
+    Fields,
+    Form,
+    Hash,
+    MalformedError,
+    NotJsonError,
+    form_of,
+    parse_fields,
+    parse_line,
+)
 from kvstore.errors import ConfigError, TraceError
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
@@ -97,7 +106,7 @@ def read_trace(file: Path, block_tokens: int | None = None) -> Trace:
         raise TraceError(file, reader.line_number, f"the compressed file is damaged: {error}") from error
     except OSError as error:
         raise ConfigError("trace", f"{file} cannot be read: {error.strerror}") from error
-    if not reader.num_blocks:
+    if not any(request.blocks for request in requests):
         reason = "no request has a block (hash_ids)" if requests else "it holds no request"
         raise TraceError(file, None, reason)
     requests.sort(key=lambda request: request.at_ms)
@@ -138,7 +147,7 @@ class _Reader:
                         continue
                 yield self._request(parsed, self._form)
             except MalformedError as error:
-                if self._is_cut_off(line):
+                if isinstance(error, NotJsonError) and self._is_cut_off(line):
                     self.notes.append(f"line {self.line_number}, the last one, is cut off and was left out")
                     return
                 raise TraceError(self._file, self.line_number, str(error)) from None

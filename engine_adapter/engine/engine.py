@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from backends.device import DevicePool
 from engine_adapter.engine.accounts import Account, Accounts
+from engine_adapter.engine.announcing import Announcer
 from engine_adapter.engine.answers import answers_of
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.constraints import Constraints
 from engine_adapter.engine.costs import CostBook
-from engine_adapter.engine.departing import Departing
 from engine_adapter.engine.detokenize import TextStreams
 from engine_adapter.engine.events import Completion, Event, Finished, OnEvent
 from engine_adapter.engine.explaining import Explainer, Explanation
@@ -98,7 +98,7 @@ class Engine:
         )
         self._loop = Loop(
             model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._accounts,
-            Departing(on_served, self._clock, block_tokens), self._clock,
+            Announcer(on_served, self._clock, block_tokens), self._clock,
         )  # fmt: skip
         self._lock = Lock()
         self._num_submitted = 0

@@ -11,7 +11,7 @@ from engine_adapter.engine.request import Request
 from engine_adapter.engine.sequence import Sequence
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError
-from kvstore.hints import Hint
+from kvstore.hints import hint_of
 
 _MOST_SESSIONS = 4096
 _MOST_WAITING = 16
@@ -81,23 +81,16 @@ class Foreseeing:
         """Note that an answer has ended, the last one to its prompt."""
         request = sequence.request
         pause_s = self._sessions.ended(request, self._clock.monotonic_s())
-        keys = self._prefix.computed_keys(sequence)
-        if keys and reason != "error":
-            pause_s = pause_s if request.expected_pause_s is None else request.expected_pause_s
-            hint = Hint(request.end_session, None if request.end_session else pause_s, reason)
+        pause_s = pause_s if request.expected_pause_s is None else request.expected_pause_s
+        hint = hint_of(reason, ends_session=request.end_session, pause_s=pause_s)
+        if hint is not None and (keys := self._prefix.computed_keys(sequence)):
             self._prefix.traffic.stores.tell(keys, hint)
 
-    def check(self, waiting: Seq[Sequence]) -> None:
-        """Raise ``InvariantError`` unless those blocks are spared that the first of ``waiting`` need."""
-        self.waits(waiting)
+    def check(self) -> None:
+        """Raise ``InvariantError`` unless the pool spares just what this has told it to."""
         keys = Counter(key for keys in self._spared.values() for key in keys)
         if len(self._prefix.pool.spared) != len(keys) or keys.total() != self._num_blocks:
             raise InvariantError("other blocks are spared than those that are waited for")
-
-    @property
-    def num_spared(self) -> int:
-        """Blocks that are spared, each as often as it is waited for."""
-        return self._num_blocks
 
     def _spare(self, sequence: Sequence) -> None:
         keys = self._prefix.wanted_keys(sequence)

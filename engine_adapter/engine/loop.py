@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from engine_adapter.engine.accounts import Accounts
+from engine_adapter.engine.announcing import Announcer
 from engine_adapter.engine.batch import Batch, Choice
-from engine_adapter.engine.departing import Departing
 from engine_adapter.engine.departures import Departures
 from engine_adapter.engine.events import COMPUTED, Delta, Finished, Reason
 from engine_adapter.engine.finding import Finder
@@ -46,13 +46,13 @@ class Loop:
         planner: Planner,
         verifier: Verifier,
         accounts: Accounts,
-        departing: Departing,
+        announcer: Announcer,
         clock: Clock,
     ) -> None:
         self.tally = Tally()
         self.departures = Departures()
         self._accounts = accounts
-        self._departing = departing
+        self._announcer = announcer
         self._planner = planner
         self._verifier = verifier
         self._foreseeing = Foreseeing(prefix, clock)
@@ -92,7 +92,7 @@ class Loop:
     def turn(self) -> bool:
         """Do what can be done now; ``False`` when there was nothing, so that it is time to wait."""
         self._prefix.let_go_of_ended()
-        if len(self._scheduler.waiting) > 1:
+        if len(self._scheduler.waiting) > 1:  # whoever is admitted must not evict what the next one needs
             self._foreseeing.waits(self._scheduler.waiting)
         has_moved = self._admit()
         self._foreseeing.waits(self._scheduler.waiting)
@@ -132,7 +132,7 @@ class Loop:
         known = [*self._scheduler.waiting, *self._scheduler.running]
         if len(self._open) != len(known) + sum(len(sequence.forks) for sequence in known):
             raise InvariantError("an open sequence neither waits nor runs nor is to be forked")
-        self._foreseeing.check(self._scheduler.waiting)
+        self._foreseeing.check()
 
     def _admit(self) -> bool:
         num_admitted = 0
@@ -257,7 +257,7 @@ class Loop:
         self.departures.ended(self._clock.monotonic_s(), is_last=not self._open)
         try:
             self._accounts.ended(sequence, reason, usage)
-            self._departing.ended(sequence, reason, usage)
+            self._announcer.ended(sequence, reason, usage)
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("a request's account could not be kept")
         try:

@@ -19,8 +19,6 @@ MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
 MAX_PRIORITY = 2**31 - 1
 MAX_NAME_CHARACTERS = 1024
-MAX_DURATION_S = MAX_LIFETIME_S
-"""Ten years, far within what blocks can be marked with."""
 
 
 class CacheUse(Enum):
@@ -133,12 +131,12 @@ class Request:
         _require(
             _is_duration(self.ttl_s) and self.ttl_s != 0,
             "ttl_s",
-            f"must be above 0 and at most {MAX_DURATION_S} seconds",
+            f"must be above 0 and at most {MAX_LIFETIME_S} seconds",
         )
         _require(
             _is_duration(self.expected_pause_s),
             "expected_pause_s",
-            f"must be from 0 to {MAX_DURATION_S} seconds",
+            f"must be from 0 to {MAX_LIFETIME_S} seconds",
         )
         _require(len(self.salt) <= MAX_NAME_CHARACTERS, "salt", f"at most {MAX_NAME_CHARACTERS} characters")
         has_end = self.constraint is None or not self.sampling.ignore_eos
@@ -161,7 +159,7 @@ class Request:
 
 
 def _is_duration(value_s: float | None) -> bool:
-    return value_s is None or 0 <= value_s <= MAX_DURATION_S
+    return value_s is None or 0 <= value_s <= MAX_LIFETIME_S
 
 
 def _require(holds: bool, param: str, reason: str) -> None:

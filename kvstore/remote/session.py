@@ -10,13 +10,13 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import NamedTuple
 
-from kvstore.arena import Slot
 from kvstore.errors import ChannelError, PrefixdError
 from kvstore.frame import checksum, copy_and_checksum
 from kvstore.leases import Hit
 from kvstore.loading import LoadedBlock, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
+from kvstore.remote.places import place_of
 from kvstore.remote.tenancy import Owners, Role, Tenant
 from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
@@ -125,7 +125,7 @@ class Session:
                 places.append(NOWHERE)
                 continue
             record, slot = next(slots)
-            places.append(_place(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
+            places.append(place_of(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
         return places
 
     def lease(self, number: int) -> Hit | None:
@@ -285,7 +285,7 @@ class Session:
             self._tell(Kind.LOADED, ENDED.pack(number, 0), pack_places([NOWHERE]))
             return
         tier = self.store.tier_names.index(block.tier)
-        place = _place(tier, len(block.data), block.slot, checksum(block.data))
+        place = place_of(tier, len(block.data), block.slot, checksum(block.data))
         self._tell(Kind.LOADED, ENDED.pack(number, 1), pack_places([place]))
 
     def _tell(self, kind: Kind, *parts: bytes) -> None:
@@ -296,11 +296,3 @@ class Session:
             news.send(kind, *parts)
         except ChannelError:
             self._news = None
-
-
-def _place(tier: int, nbytes: int, slot: Slot | None, known_checksum: int | None) -> Place:
-    slab = None if slot is None else slot.slab
-    if slot is None or slab is None or slab.memory.descriptor < 0 or known_checksum is None:
-        return Place(tier, 0, 0, nbytes, 0, 0)
-    generation = slab.memory.generations[slot.offset // slab.stride_bytes]
-    return Place(tier, slab.number, slot.offset, nbytes, generation, known_checksum)

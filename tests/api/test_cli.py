@@ -66,6 +66,7 @@ def test_the_version_is_told_in_two_ways() -> None:
         (("serve", "--redis-username", "ann"), "prefixd: redis_username: is for a Redis tier, and there is"),
         (("serve", "--host", "0.0.0.0"), "prefixd: api_token: required because 0.0.0.0 is reachable"),
         (("generate", "--prompt", "x"), "prefixd: model: none is named"),
+        (("serve", "--record-trace", ""), "prefixd: record_trace: '' (--record-trace): must name a file"),
         (("doctor", "--disk-bytes", "-1"), "prefixd: disk_bytes: '-1' (--disk-bytes): must be greater"),
     ],
 )
@@ -159,6 +160,32 @@ def test_doctor_names_each_thing_that_is_wrong(tmp_path: Path) -> None:
     wrong = [line.split()[1] for line in result.output.splitlines() if line.startswith("FAIL")]
     assert wrong == ["memory", "model", "disk", "plugins"]
     assert "there are: always-compute, always-load, " in result.output
+
+
+def test_doctor_looks_at_what_is_kept_for_whom_and_what_is_learnt(tmp_path: Path) -> None:
+    def told(*flags: str) -> dict[str, str]:
+        lines = run("doctor", "--disk-bytes", "0", *flags).output.splitlines()
+        return {
+            line.split()[1]: line
+            for line in lines
+            if line.split()[1] in {"retention", "recording", "plugins"}
+        }
+
+    rules, file, foreign = tmp_path / "rules.toml", tmp_path / "trace.jsonl", tmp_path / "notes"
+    rules.write_text('[tenants.acme]\nsalt_digest = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"\nttl = "1h"\n')
+    foreign.write_text("mine")
+    sound = told("--retention", str(rules), "--record-trace", str(file), "--shadow-policies", "lru,arc")
+    assert {line.split()[0] for line in sound.values()} == {"ok"}
+    assert "rules of 1 tenants" in sound["retention"]
+    assert not file.exists()
+    rules.write_text("[others]\nttl = 0\n")
+    wrong = told("--retention", str(rules), "--record-trace", str(foreign), "--shadow-policies", "lru,mru")
+    assert wrong["retention"].startswith("FAIL")
+    assert "others.ttl: must be greater than 0" in wrong["retention"]
+    assert wrong["recording"].startswith("warn")
+    assert "choose another file" in wrong["recording"]
+    assert "eviction 'mru' is not known" in wrong["plugins"]
+    assert told("--record-trace", str(tmp_path / "none" / "t"))["recording"].startswith("FAIL")
 
 
 def test_doctor_names_the_codecs_there_are(tmp_path: Path) -> None:

@@ -18,13 +18,15 @@ from api.serving_config import serving_config
 from api.settings import Settings
 from api.simulate.tier import TracedTier
 from api.simulate.trace import read_trace
-from engine_adapter.assemble import Serving, assemble
+from engine_adapter.assemble import Serving, assemble, builtin_registry
 from engine_adapter.engine.request import Request, Sampling
 from engine_adapter.trace_file import TraceFile
+from engine_adapter.watching import shadow_tiers
 from kvstore.arena import slot_stride
 from kvstore.errors import PrefixdError
 from kvstore.served import ServedPrompt
 from policies.lru import LeafFirstLRU
+from policies.shadows import marks_of
 from tests.eventually import eventually
 
 BLOCK_TOKENS = 16
@@ -111,6 +113,26 @@ def test_what_watches_is_refused_before_the_model_is_read(make_settings: Callabl
             assemble(serving_config(make_settings(shadow_policies=bad, model="/nowhere"), is_watched=True))
 
 
+@pytest.mark.parametrize("setting", ["device_eviction", "host_eviction", "disk_eviction"])
+def test_an_unknown_policy_is_refused_before_the_model_is_read(
+    make_settings: Callable[..., Settings], setting: str
+) -> None:
+    with pytest.raises(PrefixdError, match="'nope': is not known; there are: arc, "):
+        assemble(serving_config(make_settings(model="/nowhere", **{setting: "nope"})))
+
+
+def test_a_shadow_lives_by_its_tiers_own_ttl(make_settings: Callable[..., Settings]) -> None:
+    config = serving_config(make_settings(host_ttl_s=1.0, shadow_policies="lru"), is_watched=True)
+    tier = shadow_tiers(config, builtin_registry(), {"host": 8})["host"]
+    for at_ms in (5_000, 8_000):
+        served = ServedPrompt(at_ms, BLOCK_TOKENS, (b"a" * 16,), BLOCK_TOKENS)
+        for _ in tier.serve(served, marks_of(served.keys), ()):
+            pass
+    report = tier.report()
+    assert report is not None
+    assert report.hit_ratios["lru"] == 0.0
+
+
 def test_only_a_server_is_watched(make_settings: Callable[..., Settings], tmp_path: Path) -> None:
     settings = make_settings(record_trace=tmp_path / "trace")
     config = serving_config(settings)
@@ -119,6 +141,18 @@ def test_only_a_server_is_watched(make_settings: Callable[..., Settings], tmp_pa
     assert config.shadow_policies == ("lru", "arc", "reuse")
     assert config.record_trace == tmp_path / "trace"
     assert serving_config(make_settings(shadow_policies="none"), is_watched=True).shadow_policies == ()
+
+
+def test_shadows_live_as_long_as_blocks_of_their_tier(make_settings: Callable[..., Settings]) -> None:
+    settings = make_settings(default_ttl_s=60, host_ttl_s=5)
+    tiers = shadow_tiers(serving_config(settings, is_watched=True), builtin_registry(), {"host": 100})
+    first, again = (ServedPrompt(at_ms, 4, (b"a", b"b"), 8) for at_ms in (0, 5000))
+    for served in (first, again):
+        for _ in tiers["host"].serve(served, marks_of(served.keys), []):
+            pass
+    report = tiers["host"].report()
+    assert report is not None
+    assert set(report.hit_ratios.values()) == {0.0}
 
 
 HEADER = {"form": "prefixd-trace", "version": 1, "block_tokens": 4, "default_ttl_s": None}
@@ -186,6 +220,8 @@ def test_a_last_line_that_is_cut_off_is_left_out_with_a_note(tmp_path: Path) -> 
     assert "line 3, the last one, is cut off and was left out" in done.stdout
     whole = run(write(tmp_path, HEADER, LINE, LINE, end=""), "--policy", "lru")
     assert "cut off" not in whole.stdout
+    odd = run(write(tmp_path, HEADER, LINE, {**LINE, "ttl_s": -1}, end=""), "--policy", "lru")
+    assert "line 3: ttl_s must be seconds" in odd.stderr  # whole, and not what a server would write
 
 
 @pytest.mark.parametrize(
@@ -199,6 +235,9 @@ def test_a_last_line_that_is_cut_off_is_left_out_with_a_note(tmp_path: Path) -> 
         ([{**HEADER, "default_ttl_s": -1}, LINE], [], "line 1: default_ttl_s must be seconds, from 0 on"),
         ([HEADER, LINE], ["--block-tokens", "8"], "line 1: its blocks are of 4 tokens, whatever --block-tok"),
         ([HEADER, {**LINE, "ttl_s": "long"}], [], "line 2: ttl_s must be seconds"),
+        ([HEADER, {**LINE, "ttl_s": 0}], [], "line 2: ttl_s must be seconds, above 0 and at most a century"),
+        ([HEADER, {**LINE, "ttl_s": 4e9}], [], "line 2: ttl_s must be seconds, above 0 and at most a cen"),
+        ([HEADER, LINE, HEADER, LINE], [], "line 3: another recording begins here"),
         ([HEADER, {**LINE, "answer_ids": 5}], [], "line 2: answer_ids must be a list"),
         (
             [HEADER, {**LINE, "answer_ids": ["c"] * 9}],
@@ -207,6 +246,7 @@ def test_a_last_line_that_is_cut_off_is_left_out_with_a_note(tmp_path: Path) -> 
         ),
         ([HEADER, {**LINE, "output_length": None}], [], "line 2: output_length must be a whole number"),
         ([HEADER], [], "it holds no request"),
+        ([HEADER, {**LINE, "input_length": 3, "hash_ids": []}], [], "no request has a block"),
     ],
 )
 def test_a_recording_that_cannot_be_replayed_is_one_line(

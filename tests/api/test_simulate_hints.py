@@ -43,6 +43,16 @@ def test_hindsight_knows_the_last_request_of_each_session() -> None:
     ]  # fmt: skip
 
 
+def test_replays_are_told_what_an_engine_tells() -> None:
+    """A failed answer says nothing, and a session that is over has no pause."""
+    failed, ended = (
+        TracedRequest(0.0, 4, TRACE.requests[0].blocks, stop=stop, end_session=True, expected_pause_s=60.0)
+        for stop in ("error", "length")
+    )
+    trace = Trace("made up", 4, [failed, ended], TRACE.num_blocks)
+    assert hints_of(trace, Hints.TRACE) == [None, Hint(ends_session=True, stop="length")]
+
+
 def test_a_hint_is_about_the_request_it_follows() -> None:
     trace = trace_of(([1], 1, None), ([2], 2, None), ([3], 3, None))
     for hints, left in ((None, 2), ([Hint(), SAID_TO_END, Hint()], 1)):

@@ -119,7 +119,7 @@ def test_a_server_s_own_costs_are_taken(tmp_path: Path, cost_file: Path) -> None
         (["--costs", "/nowhere"], "costs: /nowhere is no file of costs"),
         (
             ["--costs", "COSTS", "--kv-token-bytes", "1"],
-            "tier: which tier is simulated? --costs has disk, re",
+            "tier: which tier is simulated? --costs knows loads of disk, re",
         ),
         (["--costs", "COSTS", "--tier", "tape", "--kv-token-bytes", "1"], "tier: which tier is simulated?"),
         (["--prefill-tok-s", "9", "--model", "/nowhere"], "model: "),

@@ -201,6 +201,20 @@ def test_what_a_long_sequence_held_was_used_when_it_ended() -> None:
     assert set(pool.index) == {b"long"}
 
 
+def test_who_gives_a_block_back_unused_does_not_make_it_any_younger() -> None:
+    pool = Pool(2)
+    (copied,) = pool.published([b"copied"])
+    assert pool.acquire(b"copied") == copied
+    pool.release([copied])  # its sequence ends, and it is still copied
+    pool.release(pool.published([b"younger"]))
+    pool.release([copied], is_used=False)
+    assert list(pool._policy.victims(lambda _: False)) == [b"copied", b"younger"]
+    assert pool.acquire(b"copied") == copied
+    pool.release([copied], is_used=False)
+    assert list(pool._policy.victims(lambda _: False)) == [b"copied", b"younger"]
+    pool.check()
+
+
 def test_a_block_given_back_unused_by_the_last_that_holds_it_may_go_all_the_same() -> None:
     pool = Pool(1)
     pool.release(pool.published([b"a"]), is_used=False)

@@ -4,8 +4,25 @@ import pytest
 
 from backends.copies import Copy
 from engine_adapter.engine.storing import Storable, StoreQueue
+from kvstore.hints import Hint
 from kvstore.keys import chain_keys
 from tests.engine_adapter.rig import BLOCK_TOKENS, MakeRig, Rig, greedy, prompt_of
+
+
+class Slow:
+    """A copy that is complete once somebody has waited for it."""
+
+    took_s = 0.0
+    is_done = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def wait(self) -> None:
+        self.is_done = True
+
+    def precede_compute(self) -> None:
+        pass
 
 
 def publish(rig: Rig, queue: StoreQueue, num_blocks: int) -> list[bytes]:
@@ -96,3 +113,31 @@ def test_a_block_that_cannot_be_read_costs_its_storing_alone(
     assert stored(rig, keys) == 2
     assert rig.pool.num_available == rig.pool.num_blocks
     assert rig.store.num_holds == 0
+
+
+def test_what_has_ended_while_it_waited_is_not_stored(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    queue = StoreQueue(rig.pool, rig.store)
+    keys = publish(rig, queue, 3)
+    monkeypatch.setattr(rig.store, "ended", lambda asked: [key for key in asked if key == keys[1]])
+    queue.store_all()
+    assert stored(rig, keys) == 2
+    assert rig.pool.num_available == rig.pool.num_blocks
+
+
+def test_a_hint_waits_for_copies_that_are_under_way(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig()
+    queue = StoreQueue(rig.pool, rig.store)
+    keys = publish(rig, queue, 2)
+    told = list[Hint]()
+    monkeypatch.setattr(rig.pool, "hear", lambda _keys, hint: told.append(hint))
+    monkeypatch.setattr(rig.pool, "read_block", lambda _block, _out: Slow())
+    queue.tell(keys, Hint(stop="stop"))
+    queue.store_some(is_idle=False)
+    assert told == []
+    queue.store_all()
+    assert told == [Hint(stop="stop")]

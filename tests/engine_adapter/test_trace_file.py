@@ -109,14 +109,14 @@ def test_the_recording_before_is_put_aside(path: Path, file: TraceFile) -> None:
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.1"])
 def test_what_is_no_recording_is_never_replaced(path: Path, name: str) -> None:
     path.with_name(name).write_text("my diary")
-    with pytest.raises(ConfigError, match=f"{name} is there already, and no trace that was recorded here"):
+    with pytest.raises(ConfigError, match=f"{name} is no recording and is not replaced"):
         TraceFile(path, 1 << 20, 4)
     assert path.with_name(name).read_text() == "my diary"
 
 
 def test_a_link_is_not_followed(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="is no recording"):
         TraceFile(path, 1 << 20, 4)
 
 

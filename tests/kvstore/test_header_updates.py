@@ -12,7 +12,7 @@ from backends.disk import DiskBackend
 from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.errors import BackendError
-from kvstore.frame import Expiry, Header
+from kvstore.frame import NEVER_MS, Expiry, Header
 from kvstore.namespace import Namespace
 from kvstore.retention import Lifetime, Retention, TenantRule
 from kvstore.seams import HeaderChange
@@ -196,6 +196,24 @@ class SharedAmending(SharedDict, AmendingDict):
     pass
 
 
+@pytest.mark.parametrize("how", ["stored", "computed"])
+def test_a_prefix_that_a_block_turns_out_to_follow_limits_it_here_and_in_its_header(
+    rig: Rig, how: str
+) -> None:
+    store = rig.open()
+    rig.put(store, 3, ttl_s=50.0)  # what it follows is not there, so nobody knows of which prompt it is
+    store.set_retention(Retention(prefixes={rig.key(1): Lifetime(hard_ttl_s=35.0)}))
+    rig.now_s += 5.0
+    for number, parent in ((1, b""), (2, rig.key(1)), (3, rig.key(2))):
+        if how == "stored":
+            store.put(NAMESPACE, rig.key(number), parent, rig.payload(number), ttl_s=50.0)
+        else:
+            store.device_added(rig.key(number), parent, NAMESPACE)
+    eventually(lambda: header_in(rig, 3).expiry.hard_ms == 1_035_000)
+    rig.now_s += 30.0
+    assert rig.tiers(store, 3) == [None]
+
+
 def test_on_a_shared_medium_ends_are_combined_with_what_others_wrote() -> None:
     rig = Rig(medium=SharedAmending())
     ours = rig.open(host_blocks=0, config=StoreConfig(80.0))
@@ -208,6 +226,20 @@ def test_on_a_shared_medium_ends_are_combined_with_what_others_wrote() -> None:
     rig.now_s += 40.0
     use(rig, ours, 1)
     assert header_in(rig, 1).expiry == Expiry(round(rig.now_s * 1000) + 80_000, hard_ms)
+    ours.close()
+
+
+@pytest.mark.parametrize("theirs_ms", [10**15, NEVER_MS])
+def test_there_a_later_end_of_others_stays(theirs_ms: int) -> None:
+    rig = Rig(medium=SharedAmending())
+    ours = rig.open(host_blocks=0, config=StoreConfig(80.0))
+    rig.put(ours, 1)
+    medium = rig.medium
+    assert isinstance(medium, AmendingDict)
+    medium.amend(rig.key(1), lambda header: replace(header, expiry=Expiry(theirs_ms)))
+    rig.now_s += 40.0
+    use(rig, ours, 1)
+    assert header_in(rig, 1).expiry == Expiry(theirs_ms)
     ours.close()
 
 

@@ -42,7 +42,7 @@ class Life:
 
     def end_s(self, tier: str) -> float:
         soft_s = self.named_s if self.used_s is None else max(self.named_s, self.used_s + DEFAULTS_S[tier])
-        return min(self.hard_s, soft_s or FOREVER)
+        return round(min(self.hard_s, soft_s or FOREVER), 3)
 
     def use(self, now_s: float, ttl_s: float | None) -> None:
         if ttl_s is None:

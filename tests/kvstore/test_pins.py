@@ -303,6 +303,38 @@ def test_a_pin_that_could_not_be_written_is_tried_again(rig: Rig) -> None:
     eventually(lambda: Header.unpack(rig.medium.frames[rig.key(0)][0]).pinned_ms == told.until_ms)
 
 
+def test_one_whose_header_cannot_be_written_keeps_no_other_from_its_own(rig: Rig) -> None:
+    rig.medium = AmendedDict()
+    store = opened(rig, host_blocks=0, disk_blocks=16)
+
+    def fail(operation: str, key: bytes) -> None:
+        if operation == "amend" and rig.number(key) < 2:
+            raise BackendError("disk", operation, "not this one")
+
+    rig.medium.fail = fail
+    for number in range(6):
+        rig.put(store, number)
+        store.pin(keys(rig, number), for_s=60.0)
+
+    def are_written() -> bool:
+        headers = [Header.unpack(rig.medium.frames[rig.key(number)][0]) for number in range(6)]
+        return [header.pinned_ms > 0 for header in headers] == [False] * 2 + [True] * 4
+
+    eventually(are_written)
+
+
+def test_parents_in_a_circle_are_pinned_and_let_go_all_the_same(rig: Rig) -> None:
+    store = opened(rig)
+    for number in range(2):
+        store.put(rig.namespace, rig.key(number), rig.key(1 - number), rig.payload(number))
+    store.put(rig.namespace, rig.key(2), rig.key(2), rig.payload(2))
+    assert store.pin(keys(rig, 0, 2), for_s=60.0).num_blocks == {"host": 3}
+    store.unpin(keys(rig, 0, 2))
+    rig.now_s += 60.0
+    assert store.pins() == []
+    store.check()
+
+
 @pytest.mark.parametrize(
     ("until", "told"),
     [

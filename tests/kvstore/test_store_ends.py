@@ -11,6 +11,7 @@ import pytest
 from kvstore.absences import Cause
 from kvstore.errors import ConfigError, RequestError
 from kvstore.frame import Header
+from kvstore.lives import Departure
 from kvstore.retention import MAX_LIFETIME_S, Lifetime, Retention, TenantRule
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import WriteMode
@@ -195,6 +196,29 @@ def test_it_does_so_where_nothing_was_swept_yet(
     assert rig.tiers(store, 1) == [None]
 
 
+@pytest.mark.parametrize("rules", [Retention(), HARD_60])
+def test_one_that_is_stored_again_while_the_old_one_is_about_to_go_stays(rig: Rig, rules: Retention) -> None:
+    store = rig.open(config=StoreConfig(retention=rules))
+    rig.put(store, 1, ttl_s=60.0)
+    rig.now_s += 60.0
+    due = store._index.due
+
+    def due_and_stored_again(now_ms: int, limit: int) -> list[Departure]:
+        departures = due(now_ms, limit)
+        if departures:
+            rig.put(store, 1)
+            assert store.flush(5.0)
+        return departures
+
+    store._index.due = due_and_stored_again  # type: ignore[method-assign]  # as if by another thread
+    eventually(lambda: rig.tiers(store, 1) == ["host"])
+    store._index.due = due  # type: ignore[method-assign]
+    assert store.flush(5.0)
+    assert rig.tiers(store, 1) == ["host"]
+    assert rig.key(1) in rig.medium.frames
+    store.check()
+
+
 def test_one_that_somebody_still_holds_is_stored_again_later(rig: Rig) -> None:
     store = rig.open()
     rig.put(store, 1, ttl_s=10.0)
@@ -325,6 +349,30 @@ def test_where_nobody_asks_a_thread_removes_what_is_due(rig: Rig) -> None:
     assert sweepers() - before
     store.close(5.0)
     eventually(lambda: not sweepers() - before)
+
+
+def test_an_engine_that_fails_to_let_go_does_not_end_the_thread(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = rig.open()
+    num_asked = 0
+
+    def fail() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        raise RuntimeError("a plugin's")
+
+    store.watch_device(fail)
+    rig.put(store, 1, ttl_s=10.0)
+    store.device_added(rig.key(1), b"")
+    rig.now_s += 10.0
+    eventually(lambda: num_asked >= 2)
+    rig.put(store, 2, ttl_s=10.0)
+    rig.now_s += 10.0
+    eventually(lambda: held(store) == 0)
+    assert [record.message.split(";")[0] for record in caplog.records] == [
+        "what has expired could not be removed"
+    ]
 
 
 def test_a_store_that_is_left_alone_leaves_no_thread_behind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from api.simulate.replay import replay
 from api.simulate.tier import TracedTier
 from api.simulate.trace import read_trace
+from kvstore.hints import Hint
 from kvstore.seams import EvictionPolicy
 from kvstore.served import ServedPrompt
 from policies.arc import LeafFirstARC
@@ -148,7 +150,7 @@ def test_with_half_the_sample_the_rest_stays_in_its_order(name: str) -> None:
         serve(shadow, prompt_of(first, *range(30), at_ms=first))
     (before,) = shadow._tiers.values()
     order = list(before._policy.victims(lambda _: False))
-    shadow.set_rate(0.4)
+    list(shadow.change_rate(0.4))
     shadow.check()
     (after,) = shadow._tiers.values()
     sampled = [mark.key for mark in marks_of(order) if mark.number < 0.4 * 2**32]
@@ -166,10 +168,33 @@ def test_a_larger_sample_fills_up() -> None:
         serve(shadow, prompt_of(first, *range(30)))
     (before,) = shadow._tiers.values()
     resident = before.resident()
-    shadow.set_rate(0.5)
+    list(shadow.change_rate(0.5))
     (tier,) = shadow._tiers.values()
     assert tier.resident() == resident
     for first in range(20):
         serve(shadow, prompt_of(first, *range(30)))
     assert len(tier) == 100
     shadow.check()
+
+
+def test_shadows_are_told_the_hints_that_the_live_tier_is_told() -> None:
+    told: list[tuple[Sequence[bytes], Hint]] = []
+
+    class Listener(LeafFirstLRU):
+        def hear(self, keys: Sequence[bytes], hint: Hint, now_s: float) -> None:  # noqa: ARG002
+            told.append((keys, hint))
+
+    tier = ShadowTier({"lru": Listener}, "lru", 100)
+    served = replace(prompt_of(1), answer_keys=keys_of([1, 2])[1:])
+    serve(tier, replace(served, stop="length", expected_pause_s=60.0))
+    serve(tier, replace(served, stop="stop", expected_pause_s=60.0, end_session=True))
+    serve(tier, replace(served, stop="error", end_session=True))
+    both = keys_of([1, 2])
+    assert told == [(both, Hint(pause_s=60.0, stop="length")), (both, Hint(ends_session=True, stop="stop"))]
+
+
+def test_what_was_an_hour_ago_counts_half() -> None:
+    tier = ShadowTier(MAKERS, "lru", 100)
+    for served in (prompt_of(1), prompt_of(1), prompt_of(2, at_ms=3_600_000)):
+        serve(tier, served)
+    assert set(ratios(tier).values()) == {0.25}, "half of one hit, in half of two prompts and one more"

@@ -14,7 +14,7 @@ from kvstore.served import OnServed, ServedPrompt
 _log = logging.getLogger(__name__)
 
 
-class Departing:
+class Announcer:
     """Used by the engine's thread alone. What a subscriber raises is logged and costs nobody anything."""
 
     def __init__(self, subscribers: Seq[OnServed], clock: Clock, block_tokens: int) -> None:

@@ -1,0 +1,15 @@
+"""Where a block lies, as a client is told."""
+
+from __future__ import annotations
+
+from kvstore.arena import Slot
+from kvstore.remote.wire import Place
+
+
+def place_of(tier: int, nbytes: int, slot: Slot | None, known_checksum: int | None) -> Place:
+    """Return the place of a block; without a slot, slab or checksum its bytes cannot be mapped."""
+    slab = None if slot is None else slot.slab
+    if slot is None or slab is None or slab.memory.descriptor < 0 or known_checksum is None:
+        return Place(tier, 0, 0, nbytes, 0, 0)
+    generation = slab.memory.generations[slot.offset // slab.stride_bytes]
+    return Place(tier, slab.number, slot.offset, nbytes, generation, known_checksum)

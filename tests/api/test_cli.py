@@ -56,7 +56,6 @@ def test_the_version_is_told_in_two_ways() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("serve",), "prefixd: model: none is named; give its folder with --model DIR or PREFIXD_MODEL"),
         (
             ("serve", "--port", "70000"),
             "prefixd: port: '70000' (--port): must be less than or equal to 65535.",
@@ -65,7 +64,10 @@ def test_the_version_is_told_in_two_ways() -> None:
         (("serve", "--host-bytes", "900TiB"), "prefixd: host_bytes: 900 TiB is more than the machine's"),
         (("serve", "--redis-username", "ann"), "prefixd: redis_username: is for a Redis tier, and there is"),
         (("serve", "--host", "0.0.0.0"), "prefixd: api_token: required because 0.0.0.0 is reachable"),
-        (("generate", "--prompt", "x"), "prefixd: model: none is named"),
+        (
+            ("generate", "--prompt", "x"),
+            "prefixd: model: none is named; give its folder with --model DIR or PREFIXD_MODEL",
+        ),
         (("serve", "--record-trace", ""), "prefixd: record_trace: '' (--record-trace): must name a file"),
         (("doctor", "--disk-bytes", "-1"), "prefixd: disk_bytes: '-1' (--disk-bytes): must be greater"),
     ],

@@ -197,6 +197,20 @@ class Ticket:
         shared = self._load.collect(self)
         return None if shared is None else LoadedBlock(shared)
 
+    def read_into(self, out: memoryview, timeout_s: float) -> bool:
+        """Wait for the block and copy it to ``out``; ``False``: a miss, late, or of another length."""
+        if not self.wait(timeout_s):
+            self.abandon()
+            return False
+        block = self.take()
+        if block is None:
+            return False
+        is_same_size = len(block.data) == len(out)
+        if is_same_size:
+            out[:] = block.data
+        block.release()
+        return is_same_size
+
     def abandon(self) -> None:
         """Give the load up; never blocks. Bytes that arrive later are discarded; idempotent."""
         if self._load.leave(self) and self._on_abandoned is not None:

@@ -72,17 +72,7 @@ class Retrieval:
         if memory is not None and record is not None and self._copy_from(memory, record, out):
             return True
         ticket = self.load(key, self._clock.monotonic_s() + timeout_s, None, is_leased=False)
-        if not ticket.wait(timeout_s):
-            ticket.abandon()
-            return False
-        block = ticket.take()
-        if block is None:
-            return False
-        is_same_size = len(block.data) == len(out)
-        if is_same_size:
-            out[:] = block.data
-        block.release()
-        return is_same_size
+        return ticket.read_into(out, timeout_s)
 
     def _copy_from(self, tier: MemoryTier, record: Record, out: memoryview) -> bool:
         """Copy a held block of the memory tier, hashing as it goes where the audit selects it."""

@@ -124,15 +124,7 @@ class SocketTransport:
             with suppress(ChannelError):
                 return link.copy(place, out)
             return False
-        ticket = self.load(found, index, timeout_s, None)
-        if not ticket.wait(timeout_s):
-            ticket.abandon()
-        block = ticket.take()
-        if block is None:
-            return False
-        out[:] = block.data
-        block.release()
-        return True
+        return self.load(found, index, timeout_s, None).read_into(out, timeout_s)
 
     def reserve(self, offer: Offer, wait_s: float) -> StagedMemory | None:
         link = self._live()

@@ -10,7 +10,6 @@ from fastapi import Depends, Header, Request
 
 from api.few_threads import FewThreads
 from api.store.clients import StoreClients
-from kvstore.errors import AccessError
 from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Role, Tenant
 from kvstore.store import TieredStore
@@ -52,21 +51,17 @@ def client_of(
 
 def writer_of(session: Annotated[Session, Depends(client_of)]) -> Session:
     """Do so for those who may store. Raises ``AccessError``."""
-    return _with_role(session, Role.DATA)
+    session.tenant.require(Role.DATA)
+    return session
 
 
 def admin_of(session: Annotated[Session, Depends(client_of)]) -> Session:
     """Do so for those who see to the whole. Raises ``AccessError``."""
-    return _with_role(session, Role.ADMIN)
+    session.tenant.require(Role.ADMIN)
+    return session
 
 
 Shared = Annotated[StoreContext, Depends(context_of)]
 Client = Annotated[Session, Depends(client_of)]
 Writer = Annotated[Session, Depends(writer_of)]
 Admin = Annotated[Session, Depends(admin_of)]
-
-
-def _with_role(session: Session, role: Role) -> Session:
-    if session.tenant.role < role:
-        raise AccessError(f"this needs a token with the role {role.name.lower()}")
-    return session

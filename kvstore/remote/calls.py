@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.arena import Arena
-from kvstore.errors import AccessError, ChannelError
+from kvstore.errors import ChannelError
 from kvstore.namespace import Namespace
 from kvstore.remote import wire
 from kvstore.remote.channel import Channel, Message
@@ -136,23 +136,19 @@ class Calls:
         return [namespace.manifest() for namespace in known if self._session.may_know(namespace)]
 
     def _evict(self, said: dict[str, Any]) -> object:
-        self._require(Role.DATA)
+        self._session.tenant.require(Role.DATA)
         return self._store.evict(self._keys(said))
 
     def _clear(self, said: dict[str, Any]) -> object:
-        self._require(Role.ADMIN)
+        self._session.tenant.require(Role.ADMIN)
         tier = said.get("tier")
         return self._store.clear(tier if isinstance(tier, str) else None)
 
     def _quarantine(self, said: dict[str, Any]) -> object:
-        self._require(Role.DATA)
+        self._session.tenant.require(Role.DATA)
         for key in self._keys(said):
             self._store.quarantine(key)
         return None
-
-    def _require(self, role: Role) -> None:
-        if self._session.tenant.role < role:
-            raise AccessError(f"this needs a token with the role {role.name.lower()}")
 
     def _keys(self, said: dict[str, Any]) -> Sequence[bytes]:
         named = said.get("keys")

@@ -8,6 +8,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from threading import Lock
 
+from kvstore.errors import AccessError
 from kvstore.namespace import Namespace
 
 
@@ -32,6 +33,11 @@ class Tenant:
     name: str = ""
     role: Role = Role.ADMIN
     secret: bytes = b""
+
+    def require(self, role: Role) -> None:
+        """Raise ``AccessError`` unless the token allows what takes ``role``."""
+        if self.role < role:
+            raise AccessError(f"this needs a token with the role {role.name.lower()}")
 
     def own(self, namespace: Namespace) -> Namespace:
         """Return the tenant's own namespace in place of one as a client describes it."""

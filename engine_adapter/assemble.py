@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from backends.builtin import register_builtin as register_backends
 from backends.device import DevicePool
 from engine_adapter.calibrate import measure_copy, measure_steps
 from engine_adapter.cost_file import CostFile
@@ -25,7 +24,7 @@ from engine_adapter.engine.models import LoadedModel, load_model, read_tokenizer
 from engine_adapter.engine.planner import NamedPolicy
 from engine_adapter.engine.request import Mode
 from engine_adapter.engine.runner import ModelRunner
-from engine_adapter.opening import HOST
+from engine_adapter.opening import HOST, builtin_registry, host_bytes_of
 from engine_adapter.serving_config import ServingConfig
 from engine_adapter.tiers import Parts, open_store
 from engine_adapter.watching import Watching, shadow_tiers, trace_file
@@ -36,7 +35,6 @@ from kvstore.store import TieredStore
 from kvstore.tier import DEVICE
 from kvstore.upkeep import Pinned
 from policies.admission import WorthLoading, whole_blocks_that_fit
-from policies.builtin import register_builtin as register_policies
 from policies.planning import ReloadPolicy
 
 _log = logging.getLogger(__name__)
@@ -194,14 +192,6 @@ def assemble_around(
     )
 
 
-def builtin_registry() -> Registry:
-    """Return a registry with everything that comes with the project."""
-    registry = Registry()
-    register_backends(registry)
-    register_policies(registry)
-    return registry
-
-
 def attention_for(model: LoadedModel) -> AttentionBackend:
     """Return the first attention that works for ``model``; logs why others do not."""
     choice = choose_attention(
@@ -249,7 +239,7 @@ def _pool_bytes(config: ServingConfig, model: LoadedModel) -> int:
         free_bytes = torch.cuda.mem_get_info(model.device)[0]
         default_bytes = int(free_bytes * _SHARE_OF_FREE_DEVICE_MEMORY)
     else:
-        host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
+        host_bytes = host_bytes_of(config.tiers)
         free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") - host_bytes
         default_bytes = _DEFAULT_CPU_POOL_BYTES
     pool_bytes = default_bytes if config.device_bytes is None else config.device_bytes

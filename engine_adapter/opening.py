@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from backends.builtin import register_builtin as register_backends
+from engine_adapter.retaining import without_absent
 from engine_adapter.serving_config import TierSetup
 from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.errors import BackendError
 from kvstore.registry import Kind, Registry
+from kvstore.retention import Retention
 from kvstore.seams import Admission
+from kvstore.store import StoreConfig
 from kvstore.tier import TierConfig, TierSpec, WriteMode
+from policies.builtin import register_builtin as register_policies
 
 HOST = "host"
 """The tier in our own memory."""
+
+
+def builtin_registry() -> Registry:
+    """Return a registry with everything that comes with the project."""
+    registry = Registry()
+    register_backends(registry)
+    register_policies(registry)
+    return registry
 
 
 class OpenTiers(NamedTuple):
@@ -40,6 +53,26 @@ def open_tiers(
         except BackendError as error:
             opened.degraded[setup.name] = f"runs without this tier: {error.reason}"
     return opened
+
+
+def host_bytes_of(setups: Sequence[TierSetup]) -> int:
+    """Return what the tier in our own memory may hold; 0: there is none."""
+    return sum(setup.budget_bytes for setup in setups if setup.name == HOST)
+
+
+def store_config(
+    specs: Sequence[TierSpec],
+    default_ttl_s: float | None,
+    tier_ttls_s: Mapping[str, float | None],
+    retention: Retention,
+) -> StoreConfig:
+    """Return times and rules for the tiers that were opened; those of others are left out."""
+    names = {spec.config.name for spec in specs}
+    return StoreConfig(
+        default_ttl_s=default_ttl_s,
+        tier_ttls_s={tier: ttl_s for tier, ttl_s in tier_ttls_s.items() if tier in names},
+        retention=without_absent(retention, names),
+    )
 
 
 def _tier_spec(

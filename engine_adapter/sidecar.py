@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from backends.builtin import register_builtin as register_backends
-from engine_adapter.opening import HOST, open_tiers
-from engine_adapter.retaining import without_absent
+from engine_adapter.opening import builtin_registry, host_bytes_of, open_tiers, store_config
 from engine_adapter.serving_config import SidecarConfig
 from kvstore.arena import Arena
 from kvstore.clock import Clock
@@ -15,9 +13,8 @@ from kvstore.registry import Registry
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
 from kvstore.shared_memory import map_shared_slab
-from kvstore.store import StoreConfig, TieredStore
+from kvstore.store import TieredStore
 from policies.admission import whole_blocks_that_fit
-from policies.builtin import register_builtin as register_policies
 
 _STAGING_BYTES = 256 << 20
 _SLAB_BYTES = 8 << 20
@@ -49,28 +46,14 @@ def open_sidecar(
 ) -> Sidecar:
     """Open every tier that can be opened, and the socket. Raises ``ConfigError`` or ``PluginError``."""
     clock = clock or Clock()
-    if registry is None:
-        registry = Registry()
-        register_backends(registry)
-        register_policies(registry)
-    host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
-    arena = Arena(host_bytes + _STAGING_BYTES, _SLAB_BYTES, map_slab=map_shared_slab)
+    registry = registry or builtin_registry()
+    arena = Arena(host_bytes_of(config.tiers) + _STAGING_BYTES, _SLAB_BYTES, map_slab=map_shared_slab)
     opened = open_tiers(config.tiers, arena, _BYTES_OF_A_NUMBER, registry, clock, whole_blocks_that_fit)
-    names = {spec.config.name for spec in opened.specs}
     owners = Owners()
-    store = TieredStore(
-        opened.specs,
-        arena,
-        # Clients verify what they copy, so each block needs its checksum.
-        StoreConfig(
-            config.default_ttl_s,
-            {tier: ttl_s for tier, ttl_s in config.tier_ttls_s.items() if tier in names},
-            audit_share=1.0,
-            retention=without_absent(config.retention, names),
-        ),
-        clock,
-        owner_of=owners.of,
-    )
+    times = store_config(opened.specs, config.default_ttl_s, config.tier_ttls_s, config.retention)
+    # Clients verify what they copy, so each block needs its checksum.
+    verified = replace(times, audit_share=1.0)
+    store = TieredStore(opened.specs, arena, verified, clock, owner_of=owners.of)
     server = None
     if config.socket is not None:
         try:

@@ -10,15 +10,14 @@ from engine_adapter.calibrate import measure_tiers
 from engine_adapter.engine.costs import MOST_BLOCKS_ON_WAY, CostBook
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.verifying import MOST_WITNESSES
-from engine_adapter.opening import HOST, open_tiers
-from engine_adapter.retaining import without_absent
+from engine_adapter.opening import HOST, host_bytes_of, open_tiers, store_config
 from engine_adapter.serving_config import ServingConfig
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
 from kvstore.registry import Registry
 from kvstore.retention import Retention
 from kvstore.seams import Admission
-from kvstore.store import DeviceTier, StoreConfig, TieredStore
+from kvstore.store import DeviceTier, TieredStore
 from kvstore.tier import TierSpec
 
 _MIN_STAGING_BYTES = 64 << 20
@@ -49,7 +48,7 @@ class OpenStore:
 def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts: Parts) -> OpenStore:
     """Return the store over all tiers that can be opened. Blocks for a second to measure new ones."""
     block_bytes = model.kv_shape.block_bytes
-    host_bytes = sum(setup.budget_bytes for setup in config.tiers if setup.name == HOST)
+    host_bytes = host_bytes_of(config.tiers)
     num_loaded_from = sum(setup.name != HOST for setup in config.tiers)
     is_cuda = model.device.type == "cuda"
     # What a GPU copies during a step is let go of after it, while as much may arrive.
@@ -63,16 +62,10 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
         config.tiers, arena, item_bytes, parts.registry, parts.clock, parts.admission
     )
     _measure_unknown(specs, arena, block_bytes, parts)
-    names = {spec.config.name for spec in specs}
-    store_config = StoreConfig(
-        default_ttl_s=config.default_ttl_s,
-        tier_ttls_s={tier: ttl_s for tier, ttl_s in config.tier_ttls_s.items() if tier in names},
-        retention=without_absent(parts.retention, names),
-    )
     store = TieredStore(
         specs,
         arena,
-        store_config,
+        store_config(specs, config.default_ttl_s, config.tier_ttls_s, parts.retention),
         parts.clock,
         DeviceTier(pool_bytes, block_bytes),
         on_transfer=parts.costs.note_transfer,

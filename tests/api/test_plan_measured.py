@@ -22,9 +22,10 @@ from api.serving_config import serving_config
 from api.settings import Settings
 from backends.disk import DiskBackend
 from backends.throttle import Throttled
-from engine_adapter.assemble import Serving, assemble, builtin_registry
+from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import Request, Sampling
 from engine_adapter.engine.runner import Chunk, ModelRunner
+from engine_adapter.opening import builtin_registry
 from engine_adapter.serving_config import TierSetup
 from kvstore.registry import Kind
 from policies.cost_model import ComputeCost, Work

@@ -18,8 +18,9 @@ from api.serving_config import serving_config
 from api.settings import Settings
 from api.simulate.tier import TracedTier
 from api.simulate.trace import read_trace
-from engine_adapter.assemble import Serving, assemble, builtin_registry
+from engine_adapter.assemble import Serving, assemble
 from engine_adapter.engine.request import Request, Sampling
+from engine_adapter.opening import builtin_registry
 from engine_adapter.trace_file import TraceFile
 from engine_adapter.watching import shadow_tiers
 from kvstore.arena import slot_stride

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -36,11 +38,17 @@ def authenticate_by(settings: Settings) -> Authenticate:
 
 def create_store_app(sidecar: Sidecar, settings: Settings) -> FastAPI:
     """Return the service over ``sidecar``, which stays its maker's to close."""
-    app = FastAPI(title="prefixd store", docs_url=None, redoc_url=None)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.close()
+
+    app = FastAPI(title="prefixd store", docs_url=None, redoc_url=None, lifespan=lifespan)
     token = settings.api_token.get_secret_value() if settings.api_token else None
     app.add_middleware(Gate, api_token=token, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
-    add_store_routes(app, sidecar.store, _one_tenant, sidecar.owners)
+    context = add_store_routes(app, sidecar.store, _one_tenant, sidecar.owners)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(sidecar.store))
 

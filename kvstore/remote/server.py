@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Thread
@@ -134,27 +134,22 @@ class SocketServer:
 
     def _welcome(self, channel: Channel, tenant: Tenant) -> None:
         staging, descriptor = create_staging(self._config.staging_bytes)
-        number, client = 0, None
-        try:
-            session = Session(self._store, tenant, self._owners, self._config.staging_bytes, staging)
-            number, client = self._enter(session, channel)
-            welcome = {
-                "client": number,
-                "secret": client.secret,
-                "staging_bytes": self._config.staging_bytes,
-                "tiers": self._store.tier_names,
-                "lease_s": self._store.config.lease_s,
-                "asks_media": self._store.asks_media,
-                "tenant": tenant.name,
-            }
-            channel.send(Kind.WELCOME, pack_json(welcome), descriptor=descriptor)
-            self._answer(channel, client.session)
-        finally:
-            os.close(descriptor)
-            if client is not None:
-                with self._lock:
-                    self._clients.pop(number, None)
-                _part_with(client)
+        with ExitStack() as leaving:
+            try:
+                session = Session(self._store, tenant, self._owners, self._config.staging_bytes, staging)
+                number, client = self._enter(session, channel)
+                leaving.callback(self._leave, number)
+                welcome = {
+                    "client": number,
+                    "secret": client.secret,
+                    "staging_bytes": self._config.staging_bytes,
+                    "tiers": self._store.tier_names,
+                    "asks_media": self._store.asks_media,
+                }
+                channel.send(Kind.WELCOME, pack_json(welcome), descriptor=descriptor)
+            finally:
+                os.close(descriptor)
+            self._answer(channel, session)
 
     def _enter(self, session: Session, channel: Channel) -> tuple[int, _Client]:
         client = _Client(session, secrets.token_hex(16), [channel])
@@ -165,6 +160,11 @@ class SocketServer:
             self._num_clients += 1
             self._clients[self._num_clients] = client
             return self._num_clients, client
+
+    def _leave(self, number: int) -> None:
+        with self._lock:
+            client = self._clients.pop(number)
+        _part_with(client)
 
     def _join(self, channel: Channel, said: dict[str, object], *, is_listening: bool) -> None:
         number = said.get("client")

@@ -23,6 +23,7 @@ from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError
 from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
+from tests.eventually import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "sidecar.md").read_text()
@@ -82,6 +83,16 @@ def test_every_route_is_documented(sidecar: Sidecar, tmp_path: Path) -> None:
         f"{method.upper()} {path}" for path, methods in described["paths"].items() for method in methods
     }
     assert set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)`", PAGE, re.MULTILINE)) == routes
+
+
+def test_what_clients_hold_is_given_back_when_the_service_ends(sidecar: Sidecar, tmp_path: Path) -> None:
+    named = {"X-Prefixd-Client": "c"}
+    (key,) = chain_keys(NAMESPACE.digest, range(16), 16)
+    assert sidecar.store.put(NAMESPACE, key, b"", memoryview(bytes(4096)))
+    with TestClient(create_store_app(sidecar, settings_in(tmp_path))) as app:
+        assert app.post("/store/lookups", headers=named, json={"keys": [key.hex()]}).json()["lease"]
+        assert sidecar.store.num_holds > 0
+    eventually(lambda: sidecar.store.num_holds == 0)
 
 
 def test_health_and_metrics_are_those_of_the_store(sidecar: Sidecar, tmp_path: Path) -> None:

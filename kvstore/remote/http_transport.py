@@ -6,19 +6,20 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Condition, Lock
+from threading import Condition
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlencode
 
 from kvstore.arena import Arena, Slot
 from kvstore.clock import Clock
-from kvstore.errors import AccessError, ChannelError, ConfigError
+from kvstore.errors import ChannelError
 from kvstore.frame import checksum
 from kvstore.interface import Asked
 from kvstore.loading import Load, OnDone, SharedBytes, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote.http_calls import HttpCalls
 from kvstore.remote.pending import Inquired
+from kvstore.remote.reconnecting import Reconnecting
 from kvstore.remote.transport import Found, Offer
 from kvstore.remote.wire import NOWHERE, Place
 
@@ -26,7 +27,6 @@ CHECKSUM_HEADER = "X-Prefixd-Checksum"
 TIER_HEADER = "X-Prefixd-Tier"
 _READ_BY_GET = frozenset({"health", "statistics", "known_namespaces"})
 _NUM_THREADS = 4
-_RETRY_S = 1.0
 _LONGEST_S = 3600.0
 _T = TypeVar("_T")
 
@@ -72,26 +72,24 @@ class HttpTransport:
         self._arena = Arena(address.memory_bytes)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-store")
         self._described: dict[bytes, Namespace] = {}
-        self._facts: dict[str, Any] = {}
-        self._why_lost = ""
-        self._retry_at_s = -math.inf
-        self._connecting = Lock()
         self._num_sending = 0
         self._sent = Condition()
-        self._is_closed = False
-        self._connect()
+        self._server = Reconnecting(self._connect, clock)
+        self._server.look()
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        return tuple(self._facts["tiers"]) if self._is_live() else ()
+        facts = self._server.live()
+        return () if facts is None else tuple(facts["tiers"])
 
     @property
     def asks_media(self) -> bool:
-        return self._is_live() and bool(self._facts["asks_media"])
+        facts = self._server.live()
+        return facts is not None and bool(facts["asks_media"])
 
     @property
     def why_lost(self) -> str:
-        return self._why_lost
+        return self._server.why_lost
 
     def describe(self, namespace: Namespace) -> Namespace | None:
         self._described[namespace.digest] = namespace
@@ -103,7 +101,7 @@ class HttpTransport:
         told = self._try(lambda: self._calls.ask("POST", "/store/lookups", said))
         if told is None:
             return None
-        numbers = {name: number for number, name in enumerate(self._facts.get("tiers", ()))}
+        numbers = {name: number for number, name in enumerate(self.tiers)}
         places = [
             NOWHERE if tier not in numbers else Place(numbers[tier], 0, 0, nbytes, 0, 0)
             for tier, nbytes in zip(told["tiers"], told["nbytes"], strict=True)
@@ -111,7 +109,7 @@ class HttpTransport:
         return Found(told["lease"], told["lease_s"], places)
 
     def release(self, found: Found) -> None:
-        if found.lease and not self._is_closed:
+        if found.lease and not self._server.is_closed:
             self._behind(lambda: self._calls.ask("DELETE", f"/store/lookups/{found.lease}"))
 
     def load(self, found: Found, index: int, timeout_s: float, on_done: OnDone | None) -> Ticket:
@@ -124,7 +122,7 @@ class HttpTransport:
         return self._receive(found.lease, index, out, timeout_s) is not None
 
     def reserve(self, offer: Offer, wait_s: float) -> SentMemory | None:
-        slot = self._slot(offer.nbytes, wait_s) if self._is_live() else None
+        slot = self._slot(offer.nbytes, wait_s) if self._server.live() else None
         if slot is None:
             return None
         said = {
@@ -169,7 +167,7 @@ class HttpTransport:
         self._arena.check()
 
     def close(self) -> None:
-        self._is_closed = True
+        self._server.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._calls.close()
 
@@ -234,34 +232,16 @@ class HttpTransport:
             raise ChannelError(f"the server's namespace cannot be read: {error}") from error
 
     def _try(self, call: Callable[[], _T]) -> _T | None:
-        if not self._is_live():
+        if self._server.live() is None:
             return None
         try:
             return call()
         except ChannelError as error:
-            self._facts, self._why_lost = {}, error.reason
+            self._server.lose(error.reason)
             return None
 
-    def _is_live(self) -> bool:
-        is_due = not self._facts and not self._is_closed and self._clock.monotonic_s() >= self._retry_at_s
-        if is_due:
-            try:
-                self._connect()
-            except (AccessError, ConfigError) as error:
-                self._why_lost = str(error)
-        return bool(self._facts) and not self._is_closed
-
-    def _connect(self) -> None:
-        """Ask for the server, unless somebody does already."""
-        if not self._connecting.acquire(blocking=False):
-            return
-        try:
-            self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
-            facts = self._calls.ask("GET", "/store")
-            for namespace in list(self._described.values()):
-                self._describe(namespace)
-            self._facts = facts
-        except ChannelError as error:
-            self._why_lost = error.reason
-        finally:
-            self._connecting.release()
+    def _connect(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self._calls.ask("GET", "/store")
+        for namespace in list(self._described.values()):
+            self._describe(namespace)
+        return facts

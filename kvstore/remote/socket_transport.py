@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.errors import AccessError, ChannelError, ConfigError
+from kvstore.errors import ChannelError
 from kvstore.interface import Asked
 from kvstore.loading import OnDone, Ticket
 from kvstore.namespace import Namespace
@@ -20,10 +19,10 @@ from kvstore.remote import wire
 from kvstore.remote.channel import Message
 from kvstore.remote.link import Link
 from kvstore.remote.pending import Pending
+from kvstore.remote.reconnecting import Reconnecting
 from kvstore.remote.transport import Found, Offer
 from kvstore.remote.wire import UNKNOWN, Kind
 
-_RETRY_S = 1.0
 _T = TypeVar("_T")
 
 
@@ -67,30 +66,25 @@ class SocketTransport:
     def __init__(self, address: SocketAddress, clock: Clock) -> None:
         """Connect, if a server answers. Raises ``AccessError`` or ``ConfigError`` if it sends us away."""
         self._address = address
-        self._clock = clock
         self._arena = Arena(address.memory_bytes)
         self._pending = Pending(self._arena)
         self._described: dict[bytes, Namespace] = {}
-        self._link: Link | None = None
-        self._why_lost = ""
-        self._retry_at_s = -math.inf
-        self._connecting = Lock()
-        self._is_closed = False
-        self._connect()
+        self._server = Reconnecting(self._connect, clock)
+        self._server.look()
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        link = self._live()
+        link = self._server.live()
         return () if link is None else link.tiers
 
     @property
     def asks_media(self) -> bool:
-        link = self._live()
+        link = self._server.live()
         return link is not None and bool(link.facts["asks_media"])
 
     @property
     def why_lost(self) -> str:
-        return self._why_lost
+        return self._server.why_lost
 
     def describe(self, namespace: Namespace) -> Namespace | None:
         self._described[namespace.digest] = namespace
@@ -127,7 +121,7 @@ class SocketTransport:
         return self.load(found, index, timeout_s, None).read_into(out, timeout_s)
 
     def reserve(self, offer: Offer, wait_s: float) -> StagedMemory | None:
-        link = self._live()
+        link = self._server.live()
         start = link.staging.take(offer.nbytes, wait_s) if link is not None else None
         if link is None or start is None:
             return None
@@ -149,7 +143,7 @@ class SocketTransport:
     def inquire(
         self, keys: Sequence[bytes], timeout_s: float, block_bytes: int | None, on_done: OnDone | None
     ) -> Asked | None:
-        link = self._live()
+        link = self._server.live()
         nbytes = UNKNOWN if block_bytes is None else block_bytes
         return None if link is None else self._pending.inquire(link, keys, timeout_s, nbytes, on_done)
 
@@ -159,22 +153,22 @@ class SocketTransport:
         return self._try(lambda link: link.call_method(method, **said))
 
     def wait_until_sent(self, timeout_s: float) -> bool:
-        link = self._link
+        link = self._server.current
         return link is not None and link.staging.wait_until_unused(timeout_s)
 
     def check(self) -> None:
         self._arena.check()
-        if (link := self._link) is not None:
+        if (link := self._server.current) is not None:
             link.staging.check()
 
     def close(self) -> None:
-        self._is_closed = True
-        if (link := self._link) is not None:
+        self._server.close()
+        if (link := self._server.current) is not None:
             link.lose()
         self._arena.close()
 
     def _try(self, ask: Callable[[Link], _T]) -> _T | None:
-        link = self._live()
+        link = self._server.live()
         if link is None:
             return None
         try:
@@ -182,35 +176,15 @@ class SocketTransport:
         except ChannelError:
             return None
 
-    def _live(self) -> Link | None:
-        link = self._link
-        if link is None and not self._is_closed and self._clock.monotonic_s() >= self._retry_at_s:
-            try:
-                self._connect()
-            except (AccessError, ConfigError) as error:
-                self._why_lost = str(error)
-            link = self._link
+    def _connect(self) -> Link:
+        link = Link(self._address.path, self._address.token, self._pending.hear, self._lost)
+        for namespace in list(self._described.values()):
+            _describe(link, namespace)
         return link
 
-    def _connect(self) -> None:
-        """Look for the server, unless somebody does already."""
-        if not self._connecting.acquire(blocking=False):
-            return
-        try:
-            self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
-            link = Link(self._address.path, self._address.token, self._pending.hear, self._lost)
-            for namespace in list(self._described.values()):
-                _describe(link, namespace)
-            self._link = link
-        except ChannelError as error:
-            self._why_lost = error.reason
-        finally:
-            self._connecting.release()
-
     def _lost(self, link: Link) -> None:
-        if self._link is link:
-            self._link = None
-            self._why_lost = "the server has ended the connection"
+        if self._server.current is link:
+            self._server.lose("the server has ended the connection")
         self._pending.lost(link)
 
 

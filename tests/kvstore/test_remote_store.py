@@ -117,8 +117,9 @@ def link_of(client: RemoteStore) -> Link:
     """Return a client's connection, to be misused."""
     transport = client._transport
     assert isinstance(transport, SocketTransport)
-    assert transport._link is not None
-    return transport._link
+    link = transport._server.current
+    assert link is not None
+    return link
 
 
 def keys_of(client: RemoteStore, num: int, first: int = 0) -> list[bytes]:

@@ -20,10 +20,8 @@ from backends.host import HostBackend
 from kvstore.arena import Arena
 from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError, LeaseExpiredError
-from kvstore.keys import chain_keys
-from kvstore.namespace import Namespace
 from kvstore.remote.client import RemoteStore
-from kvstore.remote.tenancy import Role, Tenant
+from kvstore.remote.tenancy import Tenant
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec
@@ -31,25 +29,17 @@ from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
 from tests.eventually import eventually
 from tests.kvstore.conftest import DictBackend
+from tests.remote_clients import NAMESPACE, Blocks, by_token, is_at_rest, keys_of
 
 BLOCK_BYTES = 600_000
-NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
-TENANTS = {
-    "a": Tenant("a", Role.DATA, b"secret a"),
-    "b": Tenant("b", Role.DATA, b"secret b"),
-    "reader": Tenant("a", Role.READ, b"secret a"),
-    "admin": Tenant("a", Role.ADMIN, b"secret a"),
-}
+BLOCKS = Blocks(BLOCK_BYTES)
+payload, put, got = BLOCKS.payload, BLOCKS.put, BLOCKS.got
 
 
 def tenant_of(request: Request) -> Tenant:
     """Return whose a request is."""
     sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not sent:
-        return Tenant()
-    if sent not in TENANTS:
-        raise AccessError("the token is not known")
-    return TENANTS[sent]
+    return by_token(sent) if sent else Tenant()
 
 
 @dataclass
@@ -100,11 +90,6 @@ class Site:
         return client
 
 
-def is_at_rest(store: TieredStore) -> bool:
-    """Say whether nobody holds any block."""
-    return store.num_holds == 0
-
-
 @pytest.fixture
 def site() -> Iterator[Site]:
     """Return a place; in the end all is at rest and in order."""
@@ -118,32 +103,6 @@ def site() -> Iterator[Site]:
     eventually(partial(is_at_rest, site.store))
     site.store.close(2.0)
     site.store.check()
-
-
-def keys_of(client: RemoteStore, num: int, first: int = 0) -> list[bytes]:
-    """Return the keys of a prompt of ``num`` blocks, as this client has to name them."""
-    digest = client.own_namespace(NAMESPACE).digest
-    return chain_keys(digest, range(first, first + 16 * num), 16)
-
-
-def payload(number: int) -> memoryview:
-    """Return the bytes of a block."""
-    return memoryview(bytes([number]) * BLOCK_BYTES)
-
-
-def put(client: RemoteStore, keys: list[bytes], first: int = 0) -> int:
-    """Store a chain of blocks; returns how many were taken."""
-    parents = [b"", *keys]
-    return sum(
-        client.put(NAMESPACE, key, parents[number], payload(first + number))
-        for number, key in enumerate(keys)
-    )
-
-
-def got(client: RemoteStore, key: bytes) -> bytes | None:
-    """Return a block's bytes."""
-    out = bytearray(BLOCK_BYTES)
-    return bytes(out) if client.get_into(key, memoryview(out)) else None
 
 
 def test_what_one_client_stores_another_one_loads(site: Site) -> None:
@@ -220,7 +179,7 @@ def test_questions(site: Site) -> None:
 
 
 def test_tenants_do_not_see_each_other_and_roles_bound_what_may_be_done(site: Site) -> None:
-    one, other, reader, admin = map(site.connect, ("a", "b", "reader", "admin"))
+    one, other, reader, admin = map(site.connect, ("token-a", "token-b", "token-reader", "token-admin"))
     mine = keys_of(one, 2)
     put(one, mine)
     assert one.flush(5.0)

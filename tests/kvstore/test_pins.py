@@ -12,30 +12,17 @@ from kvstore.frame import HEADER_BYTES, Header
 from kvstore.namespace import salt_digest
 from kvstore.pins import Pin, TierPins
 from kvstore.retention import MAX_LIFETIME_S, Lifetime, Retention, TenantRule
-from kvstore.seams import HeaderChange
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.upkeep import Pinning
 from tests.eventually import eventually
-from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, DictBackend, Rig, SharedDict
+from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, AmendingDict, Rig, SharedDict
 
 ON_DISK = BLOCK_BYTES + HEADER_BYTES
 PLENTY = Retention(TenantRule(pin_bytes=1 << 20))
 
 
-class AmendedDict(DictBackend):
-    """A medium whose headers can be rewritten."""
-
-    def amend(self, key: bytes, change: HeaderChange) -> bool:
-        self.fail("amend", key)
-        frame = self.frames.get(key)
-        if frame is None:
-            return False
-        self.frames[key] = change(Header.unpack(frame[0])).pack(), frame[1]
-        return True
-
-
-class SharedAmendedDict(AmendedDict, SharedDict):
-    """The same, and other processes write to it as well."""
+class SharedAmendingDict(AmendingDict, SharedDict):
+    """A medium that rewrites headers in place, and that other processes write to as well."""
 
 
 def opened(rig: Rig, host_blocks: int = 8, disk_blocks: int = 0, rules: Retention = PLENTY) -> TieredStore:
@@ -241,7 +228,7 @@ def test_pins_that_are_over_cost_no_scan_and_free_as_many_as_are_needed(rig: Rig
 
 
 def test_a_pin_survives_a_restart_where_the_medium_keeps_headers(rig: Rig) -> None:
-    rig.medium = AmendedDict()
+    rig.medium = AmendingDict()
     store = opened(rig, host_blocks=0, disk_blocks=8)
     rig.put(store, 0, 1)
     told = store.pin(keys(rig, 0, 1), for_s=60.0)
@@ -259,7 +246,7 @@ def test_a_pin_survives_a_restart_where_the_medium_keeps_headers(rig: Rig) -> No
 
 
 def test_a_pin_on_a_shared_medium_is_found_with_its_block(rig: Rig) -> None:
-    rig.medium = SharedAmendedDict()
+    rig.medium = SharedAmendingDict()
     store = opened(rig, host_blocks=0, disk_blocks=8)
     rig.put(store, 0)
     told = store.pin(keys(rig, 0), for_s=60.0)
@@ -275,7 +262,7 @@ def test_a_pin_on_a_shared_medium_is_found_with_its_block(rig: Rig) -> None:
 
 
 def test_a_restart_with_a_smaller_budget_restores_what_fits(rig: Rig) -> None:
-    rig.medium = AmendedDict()
+    rig.medium = AmendingDict()
     store = opened(rig, host_blocks=0, disk_blocks=8)
     rig.put(store, 0, 1, 2)
     store.pin(keys(rig, 0, 1, 2), for_s=60.0)
@@ -287,7 +274,7 @@ def test_a_restart_with_a_smaller_budget_restores_what_fits(rig: Rig) -> None:
 
 
 def test_a_pin_that_could_not_be_written_is_tried_again(rig: Rig) -> None:
-    rig.medium = AmendedDict()
+    rig.medium = AmendingDict()
     store = opened(rig, host_blocks=0, disk_blocks=8)
     rig.put(store, 0)
     is_broken = True
@@ -304,7 +291,7 @@ def test_a_pin_that_could_not_be_written_is_tried_again(rig: Rig) -> None:
 
 
 def test_one_whose_header_cannot_be_written_keeps_no_other_from_its_own(rig: Rig) -> None:
-    rig.medium = AmendedDict()
+    rig.medium = AmendingDict()
     store = opened(rig, host_blocks=0, disk_blocks=16)
 
     def fail(operation: str, key: bytes) -> None:

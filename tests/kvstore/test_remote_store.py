@@ -16,13 +16,11 @@ from backends.host import HostBackend
 from kvstore.arena import Arena
 from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError, StoreClosedError
-from kvstore.keys import chain_keys
-from kvstore.namespace import Namespace
 from kvstore.remote.client import RemoteStore
 from kvstore.remote.link import Link
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.socket_transport import SocketTransport
-from kvstore.remote.tenancy import Authenticate, Owners, Role, Tenant, open_to_all
+from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
 from kvstore.shared_memory import map_shared_slab
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
@@ -31,21 +29,11 @@ from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
 from tests.eventually import eventually
 from tests.kvstore.conftest import DictBackend
+from tests.remote_clients import NAMESPACE, Blocks, by_token, is_at_rest, keys_of
 
 BLOCK_BYTES = 8192
-NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
-TENANTS = {
-    "token-a": Tenant("a", Role.DATA, b"secret a"),
-    "token-b": Tenant("b", Role.DATA, b"secret b"),
-    "token-reader": Tenant("a", Role.READ, b"secret a"),
-}
-
-
-def by_token(token: str | None) -> Tenant:
-    """Return whose token it is."""
-    if token not in TENANTS:
-        raise AccessError("the token is not known")
-    return TENANTS[token]
+BLOCKS = Blocks(BLOCK_BYTES)
+payload, put, got = BLOCKS.payload, BLOCKS.put, BLOCKS.got
 
 
 @dataclass
@@ -93,11 +81,6 @@ class Site:
         return client
 
 
-def is_at_rest(store: TieredStore) -> bool:
-    """Say whether nobody holds any block of a store."""
-    return store.num_holds == 0
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """Return a place for servers; in the end all is at rest and in order."""
@@ -120,32 +103,6 @@ def link_of(client: RemoteStore) -> Link:
     link = transport._server.current
     assert link is not None
     return link
-
-
-def keys_of(client: RemoteStore, num: int, first: int = 0) -> list[bytes]:
-    """Return the keys of a prompt of ``num`` blocks, as this client has to name them."""
-    digest = client.own_namespace(NAMESPACE).digest
-    return chain_keys(digest, range(first, first + 16 * num), 16)
-
-
-def payload(number: int) -> memoryview:
-    """Return the bytes of a block."""
-    return memoryview(bytes([number]) * BLOCK_BYTES)
-
-
-def put(client: RemoteStore, keys: list[bytes], first: int = 0) -> int:
-    """Store a chain of blocks; returns how many were taken."""
-    parents = [b"", *keys]
-    return sum(
-        client.put(NAMESPACE, key, parents[number], payload(first + number))
-        for number, key in enumerate(keys)
-    )
-
-
-def got(client: RemoteStore, key: bytes) -> bytes | None:
-    """Return a block's bytes."""
-    out = bytearray(BLOCK_BYTES)
-    return bytes(out) if client.get_into(key, memoryview(out)) else None
 
 
 def test_what_one_client_stores_another_one_loads(site: Site) -> None:

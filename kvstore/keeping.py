@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
-from kvstore.absences import Absences
-from kvstore.defaults import Defaults, Use
+from kvstore.defaults import Use
 from kvstore.errors import ConfigError, PinBudgetError
 from kvstore.frame import Expiry
 from kvstore.index import ResidencyIndex
-from kvstore.ledger import Ledger
 from kvstore.namespace import Namespace
 from kvstore.pins import Pin
 from kvstore.record import Record
 from kvstore.retention import Retention
 from kvstore.statistics import GroupUsage, TenantPins
-from kvstore.tenants import Tenants
 
 _MOST_GROUPS_TOLD = 64
 """Of tenants and namespaces that no rule names: anybody may invent them."""
@@ -36,16 +33,7 @@ class Wish:
 class KeepingIndex(ResidencyIndex):
     """What ``ResidencyIndex`` knows, held to the rules of a ``Retention``. Thread-safe."""
 
-    def __init__(
-        self,
-        ledgers: Sequence[Ledger | None],
-        absences: Absences,
-        wall_ms: Callable[[], int],
-        tenants: Tenants,
-        defaults: Defaults,
-    ) -> None:
-        super().__init__(ledgers, absences, wall_ms, tenants, defaults)
-        self._retention = Retention()
+    _retention = Retention()
 
     def register(self, namespace: Namespace) -> list[Record]:
         """Note to whom a namespace belongs. Blocks of it that were found before count for its tenant now.

@@ -1,0 +1,62 @@
+"""The OpenAPI description of a service, with what every route may answer: by the gate, and by the framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.error_schema import ErrorAnswer, errors
+from api.gate import OPEN_PATHS
+
+_REFERENCE = "#/components/schemas/ErrorAnswer"
+_MEANING = "The token from the server's settings, where it has any."
+
+
+def describe(app: FastAPI, description: str) -> None:
+    """Let ``app`` describe itself whole; called once all its routes are there."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            told = get_openapi(
+                title=app.title, version=app.version, description=description, routes=app.routes
+            )
+            app.openapi_schema = _completed(told)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents
+
+
+def _completed(told: dict[str, Any]) -> dict[str, Any]:
+    components = told.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    schemas["ErrorAnswer"] = ErrorAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schemas["ErrorAnswer"].pop("$defs", {}))
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": _MEANING}
+    }
+    for path, operations in told["paths"].items():
+        for operation in operations.values():
+            _complete(path, operation)
+    return told
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    """Add the answers that any such route may give; drop the framework's own, which is never given."""
+    answers: dict[str, Any] = operation["responses"]
+    answers.pop("422", None)
+    common = [500, 503]
+    if "requestBody" in operation:
+        common.append(413)
+    if "requestBody" in operation or operation.get("parameters"):
+        common.append(400)
+    if path not in OPEN_PATHS:
+        common.append(401)
+        operation["security"] = [{"token": []}]
+    for status, answer in errors(*common).items():
+        content = {"application/json": {"schema": {"$ref": _REFERENCE}}}
+        answers.setdefault(str(status), {"description": answer["description"], "content": content})
+    operation["responses"] = dict(sorted(answers.items()))

@@ -1,0 +1,46 @@
+"""Whose a request is, by its token, and what that allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from kvstore.remote.tenancy import Role, Tenant
+
+
+def caller_of(request: Request) -> Tenant:
+    """Return whose a request is that has passed the gate."""
+    tenant: Tenant = request.state.tenant
+    return tenant
+
+
+def _with(role: Role) -> Callable[[Request], Tenant]:
+    def allowed(request: Request) -> Tenant:
+        tenant = caller_of(request)
+        tenant.require(role)
+        return tenant
+
+    return allowed
+
+
+def operator_of(request: Request) -> Tenant:
+    """Return who may see to what all tenants share. Raises ``AccessError`` for a tenant or a lower role."""
+    tenant = caller_of(request)
+    tenant.require_operator()
+    return tenant
+
+
+def overseer_of(request: Request) -> Tenant:
+    """Return who may see what all tenants share. Raises ``AccessError`` for a tenant."""
+    tenant = caller_of(request)
+    tenant.require_operator(Role.READ)
+    return tenant
+
+
+Caller = Annotated[Tenant, Depends(caller_of)]
+Writer = Annotated[Tenant, Depends(_with(Role.DATA))]
+Admin = Annotated[Tenant, Depends(_with(Role.ADMIN))]
+Operator = Annotated[Tenant, Depends(operator_of)]
+Overseer = Annotated[Tenant, Depends(overseer_of)]

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 
 from kvstore.absences import Absences
+from kvstore.admin.administration import Administration
+from kvstore.admin.index import OperatedIndex
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
@@ -16,7 +18,6 @@ from kvstore.flights import Flights
 from kvstore.foresight import Foresight
 from kvstore.inquiry import Inquiries, Inquiry
 from kvstore.insight import Insight
-from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
@@ -53,7 +54,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
     each block that was read from a medium; ``owner_of`` says whose slabs of ``arena`` a block lies in.
-    ``foresight`` takes hints.
+    ``foresight`` takes hints, ``admin`` is for its operator.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             )
             for spec in tiers
         ]
-        self._index = KeepingIndex(
+        self._index = OperatedIndex(
             [None, *ledgers],
             Absences(self._clock.wall_ms),
             self._clock.wall_ms,
@@ -105,6 +106,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self.foresight = Foresight(self._tiers, self._index, self._clock)
+        self.admin = Administration(self._tiers, self._names, self._index, self._manifests, self._clock)
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
         self.set_retention(self.config.retention)

@@ -1,4 +1,4 @@
-"""The OpenAPI description of a service, with what every route may answer: by the gate, and by the framework."""
+"""The OpenAPI description of a service, with what the gate and the framework may answer on every route."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def _completed(told: dict[str, Any]) -> dict[str, Any]:
         schemas.pop(unused, None)
     schemas["ErrorAnswer"] = ErrorAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schemas["ErrorAnswer"].pop("$defs", {}))
-    components["securitySchemes"] = {
-        "token": {"type": "http", "scheme": "bearer", "description": _MEANING}
-    }
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "description": _MEANING}}
     for path, operations in told["paths"].items():
         for operation in operations.values():
             _complete(path, operation)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Header, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from api.admin.context import AdminContext, Shared, scope_of
 from api.admin.job_views import JobView
-from api.admin.jobs import Job, Repeat, Work
+from api.admin.jobs import Job, JobState, Repeat, Work
 from api.admin.requests import DryFields
 from api.http_errors import error_answer
 from api.tenancy import Caller
@@ -24,6 +23,7 @@ from kvstore.admin.progress import Progress
 from kvstore.errors import PrefixdError
 from kvstore.remote.tenancy import Role, Tenant
 
+_T = TypeVar("_T")
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -48,16 +48,15 @@ class Action:
     name: str
     path: str
     on: dict[str, Any] = field(default_factory=dict)
-    job: str | None = None
     is_noted: bool = True
 
     def note(self, outcome: str) -> None:
         """Write down what came of it."""
         if self.is_noted:
             who, tenant = who_is(self.caller), scope_of(self.caller)
-            self.context.log.add(who, tenant, self.name, self.on, outcome, self.job)
+            self.context.log.add(who, tenant, self.name, self.on, outcome)
 
-    async def now(self, call: Callable[[], Any]) -> Any:
+    async def now(self, call: Callable[[], _T]) -> _T:
         """Do something that is soon done, off the event loop."""
         return await self.context.threads.run(call)
 
@@ -73,10 +72,15 @@ class Action:
     def begin(self, kind: str, work: Work, fields: BaseModel | None, key: str | None) -> Response:
         """Begin a job, or find the one that the same request has begun, and answer with it."""
         repeat = Repeat(who_is(self.caller), key, self._content(fields)) if key else None
-        on_end = partial(_note_end, self)
-        job, is_new = self.context.jobs.begin(kind, scope_of(self.caller), work, on_end, repeat)
-        self.job, self.is_noted = job.id, is_new
+        job = self.context.jobs.begin(kind, scope_of(self.caller), work, self._note_job, repeat)
+        self.is_noted = False  # it was, when the job began
         return JSONResponse(JobView.of(job).model_dump(mode="json"), 202)
+
+    def _note_job(self, job: Job) -> None:
+        """Write down that a job has begun, or how it ended."""
+        who, tenant = who_is(self.caller), scope_of(self.caller)
+        outcome = "begun" if job.state is JobState.RUNNING else job.state.value
+        self.context.log.add(who, tenant, self.name, self.on, outcome, job.id)
 
     def _content(self, fields: BaseModel | None) -> bytes:
         body = fields.model_dump(mode="json") if fields else {}
@@ -106,13 +110,7 @@ async def acting(request: Request, context: Shared, caller: Caller) -> AsyncIter
         action.note("failed")
         raise
     else:
-        action.note("begun" if action.job else "done")
-
-
-def _note_end(action: Action, job: Job) -> None:
-    """Note how a job ended, in an entry of its own."""
-    who, tenant = who_is(action.caller), scope_of(action.caller)
-    action.context.log.add(who, tenant, action.name, action.on, job.state.value, job.id)
+        action.note("done")
 
 
 Acting = Annotated[Action, Depends(acting)]

@@ -90,7 +90,7 @@ class AuditLog:
             if self._file is not None:
                 os.write(self._file, line.encode())
         except OSError as error:
-            _log.error("the audit log cannot be written: %s", error.strerror)  # noqa: TRY400 - one line
+            _log.error("the audit log cannot be written: %s", error.strerror)
         with self._lock:
             self._num_unwritten -= 1
 

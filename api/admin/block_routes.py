@@ -36,7 +36,9 @@ async def list_blocks(context: Shared, caller: Caller, query: Annotated[BlockQue
     after = bytes.fromhex(query.cursor) if query.cursor else None
     found = await context.threads.run(lambda: context.admin.blocks(wanted, after, query.limit))
     cursor = found.next.hex() if found.next is not None else None
-    return BlockList(data=[block_view(block) for block in found.blocks], next_cursor=cursor, total=found.total)
+    return BlockList(
+        data=[block_view(block) for block in found.blocks], next_cursor=cursor, total=found.total
+    )
 
 
 @router.get("/blocks/{key}", responses=errors(404))

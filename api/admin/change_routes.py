@@ -89,7 +89,9 @@ async def warm(action: Acting, fields: WarmFields, idempotency_key: IdempotencyK
 
 
 @router.post("/verify", status_code=202, responses=BEGUN)
-async def verify(action: ByAdmins, fields: SelectionFields, idempotency_key: IdempotencyKey = None) -> Response:
+async def verify(
+    action: ByAdmins, fields: SelectionFields, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Read copies of blocks in every tier and compare them with their checksums; what is bad goes."""
     chosen = await _chosen(action, fields)
     admin = action.context.admin
@@ -115,7 +117,9 @@ async def _chosen(action: Action, fields: SelectionFields) -> Chosen:
     if not isinstance(fields, DryFields) or not fields.dry_run:
         action.caller.require(Role.ADMIN)
     chosen = await chosen_by(action.context, action.caller, fields.selection)
-    action.on |= chosen.told | fields.model_dump(mode="json", exclude={"selection", "dry_run"}, exclude_none=True)
+    action.on |= chosen.told | fields.model_dump(
+        mode="json", exclude={"selection", "dry_run"}, exclude_none=True
+    )
     return chosen
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from api.admin.context import AdminContext, scope_of
+from api.admin.fields import UNSALTED
 from api.admin.selection import ByFilter, ByKeys, ByMessages, ByPrompt, FilterFields
 from kvstore.admin.selection import BlockFilter
 from kvstore.errors import RequestError
 from kvstore.remote.tenancy import Tenant
 
-UNSALTED = "unsalted"
 _MOST_TOLD = 8
 
 

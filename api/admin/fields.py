@@ -12,6 +12,8 @@ from kvstore.retention import MAX_LIFETIME_S
 
 DIGEST = "6b7d2c1e0f9a4b5c8d3e2f1a0b9c8d7e"
 """What digests look like in examples."""
+UNSALTED = "unsalted"
+"""In place of a tenant: of requests without a salt."""
 BODY = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 Key = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,32}$", max_length=64, examples=[DIGEST])]
@@ -26,6 +28,7 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 Cursor = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$")]
 
 _T = TypeVar("_T", bound=BaseModel)
+_Entry = TypeVar("_Entry")
 
 
 def example(**values: Any) -> ConfigDict:
@@ -58,12 +61,17 @@ class Listed(BaseModel, Generic[_T]):
     total: int
 
 
+def tenant_name(tenant: str) -> str:
+    """Return what a tenant is called in requests and answers: its digest, or a word for nobody's."""
+    return tenant or UNSALTED
+
+
 def seconds(epoch_ms: int | None) -> float | None:
     """Return seconds for milliseconds of the epoch; 0 and ``None`` are no time."""
     return epoch_ms / 1000 if epoch_ms else None
 
 
-def page(entries: Sequence[_T], cursor: str | None, limit: int) -> tuple[Sequence[_T], str | None]:
+def page(entries: Sequence[_Entry], cursor: str | None, limit: int) -> tuple[Sequence[_Entry], str | None]:
     """Return a part of a list that stands in an order of its own, and where the next one begins."""
     start = int(cursor, 16) if cursor else 0
     end = start + limit

@@ -106,7 +106,7 @@ class AccountList(Listed[AccountView]):
 
 
 class RunView(BaseModel):
-    """Blocks next to each other that are in the same place; ``choice``: ``share``, ``load`` or ``compute``."""
+    """Blocks next to each other in the same place; ``choice`` is ``share``, ``load`` or ``compute``."""
 
     model_config = example(first_block=0, num_blocks=64, tier="disk", choice="load")
 

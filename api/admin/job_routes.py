@@ -53,4 +53,6 @@ async def list_actions(
     """List the administrative actions since the start, the last thousand of them, the latest first."""
     entries = context.log.entries()
     shown, next_cursor = page(entries, cursor, limit)
-    return EntryList(data=[EntryView.of(entry) for entry in shown], next_cursor=next_cursor, total=len(entries))
+    return EntryList(
+        data=[EntryView.of(entry) for entry in shown], next_cursor=next_cursor, total=len(entries)
+    )

@@ -20,8 +20,8 @@ class JobView(BaseModel):
     """
 
     model_config = example(
-        id="5ad1f00d5ad1f00d", kind="evict", state="running", done=12, total=64, started_at=_AT, ended_at=None,
-        result=None, error=None,
+        id="5ad1f00d5ad1f00d", kind="evict", state="running", done=12, total=64, started_at=_AT,
+        ended_at=None, result=None, error=None,
     )  # fmt: skip
 
     id: str
@@ -90,7 +90,9 @@ class EntryList(Listed[EntryView]):
 class SettingView(BaseModel):
     """A setting and its value; that of a secret is hidden."""
 
-    model_config = example(name="host_bytes", value=2 << 30, is_default=True, is_secret=False, meaning="Memory.")
+    model_config = example(
+        name="host_bytes", value=2 << 30, is_default=True, is_secret=False, meaning="Memory."
+    )
 
     name: str
     value: Any

@@ -53,7 +53,7 @@ class Job:
 
 
 Work = Callable[[Progress], Result]
-OnEnd = Callable[[Job], None]
+OnChange = Callable[[Job], None]
 
 
 class Jobs:
@@ -81,17 +81,17 @@ class Jobs:
         self._is_open = True
 
     def begin(
-        self, kind: str, tenant: str | None, work: Work, on_end: OnEnd, repeat: Repeat | None = None
-    ) -> tuple[Job, bool]:
-        """Begin a job, or find the one that the same request has begun; says whether it is a new one.
+        self, kind: str, tenant: str | None, work: Work, on_change: OnChange, repeat: Repeat | None = None
+    ) -> Job:
+        """Begin a job, or find the one that the same request has begun.
 
-        ``on_end`` hears of its end on its thread. Raises ``OverloadedError``, or ``ConflictError`` when the
-        repeat's key named another request.
+        ``on_change`` hears of a new one before it begins, and on its thread when it has ended. Raises
+        ``OverloadedError``, or ``ConflictError`` when the repeat's key named another request.
         """
         with self._lock:
             self._sweep()
             if known := self._known(repeat):
-                return known, False
+                return known
             num_open = sum(job.state is JobState.RUNNING for job in self._jobs.values())
             if num_open >= self._most_open or not self._is_open:
                 raise OverloadedError(num_open)
@@ -99,8 +99,9 @@ class Jobs:
             self._jobs[job.id] = job
             if repeat:
                 self._repeats[repeat.token, repeat.key] = repeat.content, job.id
-            self._threads.submit(self._run, job, work, on_end)
-        return job, True
+            on_change(job)
+            self._threads.submit(self._run, job, work, on_change)
+        return job
 
     def of(self, tenant: str | None) -> list[Job]:
         """Return the jobs that a tenant may see, the latest first; ``None``: all."""
@@ -129,7 +130,7 @@ class Jobs:
                 job.progress.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, job: Job, work: Work, on_end: OnEnd) -> None:
+    def _run(self, job: Job, work: Work, on_change: OnChange) -> None:
         state, result, error = JobState.CANCELLED, None, None
         try:
             if not job.progress.is_cancelled:
@@ -143,7 +144,7 @@ class Jobs:
         with self._lock:
             job.result, job.error, job.ended_ms = result, error, self._clock.wall_ms()
             job.state = state
-        on_end(job)
+        on_change(job)
 
     def _known(self, repeat: Repeat | None) -> Job | None:
         """Return the job of the same request, if there was one. Raises ``ConflictError``."""

@@ -12,7 +12,7 @@ _AT = 1_767_225_600.25
 class PinView(BaseModel):
     """Blocks of one tenant that are pinned in one tier until the same time."""
 
-    model_config = example(tenant="", tier="disk", until=_AT, blocks=64, bytes=64 << 20)
+    model_config = example(tenant=DIGEST, tier="disk", until=_AT, blocks=64, bytes=64 << 20)
 
     tenant: str
     tier: str
@@ -30,7 +30,7 @@ class PinList(Listed[PinView]):
 class PinnedView(BaseModel):
     """What was pinned: blocks by tier, those that others follow included; ``absent`` ones are nowhere."""
 
-    model_config = example(tenant="", until=_AT, blocks={"disk": 64}, charged_bytes=64 << 20, absent=[])
+    model_config = example(tenant=DIGEST, until=_AT, blocks={"disk": 64}, charged_bytes=64 << 20, absent=[])
 
     tenant: str
     until: float
@@ -58,7 +58,7 @@ class UsageView(BaseModel):
 
 
 class QuotaView(BaseModel):
-    """A tenant's quotas by tier, and its pins. ``tenant`` is ``others`` for those without a rule of their own."""
+    """A tenant's quotas by tier, and its pins; ``others`` are those without a rule of their own."""
 
     model_config = example(
         tenant=DIGEST, tiers={"disk": example_of(UsageView)}, pin_bytes=1 << 28, pinned_bytes=0

@@ -55,7 +55,9 @@ def tier_views(context: AdminContext, caller: Tenant) -> list[TierView]:
 def _own(view: TierView, context: AdminContext, tenant: str) -> TierView:
     """Return a tier with what one tenant has in it."""
     own = context.admin.namespaces(tenant)
-    pinned = sum(pin.charged_bytes for pin in context.store.pins() if (pin.tenant, pin.tier) == (tenant, view.name))
+    pinned = sum(
+        pin.charged_bytes for pin in context.store.pins() if (pin.tenant, pin.tier) == (tenant, view.name)
+    )
     return view.model_copy(
         update={
             "blocks": sum(space.num_blocks.get(view.name, 0) for space in own),

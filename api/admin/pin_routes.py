@@ -7,10 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from api.admin.acting import Action, ByAdmins, ByOperators
-from api.admin.choosing import UNSALTED, Chosen, chosen_by
+from api.admin.choosing import Chosen, chosen_by
 from api.admin.context import AdminContext, Shared, scope_of
-from api.admin.fields import Cursor, Limit, page
-from api.admin.keeping_views import PinList, PinnedView, PinView, QuotaList, QuotaView, UnpinnedView, UsageView
+from api.admin.fields import UNSALTED, Cursor, Limit, page, tenant_name
+from api.admin.keeping_views import (
+    PinList,
+    PinnedView,
+    PinView,
+    QuotaList,
+    QuotaView,
+    UnpinnedView,
+    UsageView,
+)
 from api.admin.requests import PinFields, QuotaFields, SelectionFields, UnpinFields
 from api.admin.rules import OTHERS
 from api.error_schema import errors
@@ -43,7 +51,7 @@ async def list_pins(
     shown, next_cursor = page(own, cursor, limit)
     views = [
         PinView(
-            tenant=pin.tenant, tier=pin.tier, until=pin.until_ms / 1000, blocks=pin.num_blocks,
+            tenant=tenant_name(pin.tenant), tier=pin.tier, until=pin.until_ms / 1000, blocks=pin.num_blocks,
             bytes=pin.charged_bytes,
         )
         for pin in shown
@@ -57,7 +65,7 @@ async def pin(action: ByAdmins, fields: PinFields) -> PinnedView:
     chosen = await _noted(action, fields)
     pinned, absent = await action.now(lambda: _pin(action, fields, chosen))
     return PinnedView(
-        tenant=pinned.tenant, until=pinned.until_ms / 1000, blocks=pinned.num_blocks,
+        tenant=tenant_name(pinned.tenant), until=pinned.until_ms / 1000, blocks=pinned.num_blocks,
         charged_bytes=pinned.charged_bytes, absent=[key.hex() for key in absent],
     )  # fmt: skip
 
@@ -127,7 +135,7 @@ def _quotas(context: AdminContext) -> list[QuotaView]:
     used = _used(statistics)
     pins = {pins.tenant: pins.pinned_bytes for pins in statistics.pins}
     tenants = {*rules.tenants, *(tenant for tenant, _ in used), *pins}
-    named = [(tenant or UNSALTED, tenant, rules.tenant(tenant)) for tenant in sorted(tenants)]
+    named = [(tenant_name(tenant), tenant, rules.tenant(tenant)) for tenant in sorted(tenants)]
     return [
         QuotaView(
             tenant=shown,

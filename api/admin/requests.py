@@ -26,7 +26,9 @@ class DryFields(SelectionFields):
 
     model_config = body_example({"selection": EXAMPLE, "dry_run": True})
 
-    dry_run: Annotated[bool, Field(description="Answer at once with what would be done, and do nothing.")] = False
+    dry_run: Annotated[bool, Field(description="Answer at once with what would be done, and do nothing.")] = (
+        False
+    )
 
 
 class EvictFields(DryFields):

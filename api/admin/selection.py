@@ -18,11 +18,14 @@ class FilterFields(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     tenant: Annotated[
-        str | None, Field(pattern=r"^([0-9a-f]{32}|unsalted)$", description="A tenant's digest, or `unsalted`.")
+        str | None,
+        Field(pattern=r"^([0-9a-f]{32}|unsalted)$", description="A tenant's digest, or `unsalted`."),
     ] = None
     model: Annotated[
         str | None,
-        Field(min_length=1, max_length=256, description="A model's label, or how its weights' digest begins."),
+        Field(
+            min_length=1, max_length=256, description="A model's label, or how its weights' digest begins."
+        ),
     ] = None
     namespace: Annotated[Digest | None, Field(description="A namespace's digest.")] = None
     prefix: Annotated[Key | None, Field(description="A block's key: it and all that follow it.")] = None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from api.admin.fields import seconds
+from api.admin.fields import seconds, tenant_name
 from api.admin.views import BlockView, Held, NamespaceView, PrefixView, ResolvedBlock
 from kvstore.admin import views as told
 
@@ -17,7 +17,7 @@ def block_view(block: told.BlockView) -> BlockView:
         key=block.key.hex(),
         parent=block.parent.hex() or None,
         namespace=block.namespace.hex(),
-        tenant=block.tenant,
+        tenant=_tenant(block.tenant),
         bytes=block.raw_bytes,
         block_tokens=block.block_tokens,
         first_token=block.first_token,
@@ -53,7 +53,7 @@ def prefix_view(prefix: told.PrefixView) -> PrefixView:
     return PrefixView(
         key=prefix.key.hex(),
         namespace=prefix.namespace.hex(),
-        tenant=prefix.tenant,
+        tenant=_tenant(prefix.tenant),
         blocks=prefix.num_blocks,
         tokens=prefix.num_tokens,
         bytes=prefix.nbytes,
@@ -69,9 +69,9 @@ def namespace_view(space: told.NamespaceView, budget: Mapping[str, int]) -> Name
     known = space.namespace
     return NamespaceView(
         digest=space.digest.hex(),
-        tenant=space.tenant,
+        tenant=_tenant(space.tenant),
         label=known.label if known else None,
-        manifest=known_manifest(known.manifest()) if known else None,
+        manifest=_known_manifest(known.manifest()) if known else None,
         tiers={
             tier: Held(blocks=num, bytes=space.nbytes.get(tier, 0)) for tier, num in space.num_blocks.items()
         },
@@ -82,7 +82,10 @@ def namespace_view(space: told.NamespaceView, budget: Mapping[str, int]) -> Name
     )
 
 
-def known_manifest(manifest: str) -> dict[str, Any]:
-    """Return a manifest as JSON holds it."""
+def _tenant(tenant: str | None) -> str | None:
+    return None if tenant is None else tenant_name(tenant)
+
+
+def _known_manifest(manifest: str) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(manifest)
     return facts

@@ -59,16 +59,17 @@ class Overview(BaseModel):
 class BlockView(BaseModel):
     """One block. Times are seconds of the epoch.
 
-    ``tenant`` is the digest of its tenant, empty for requests without a salt, ``null`` where it is not known;
-    ``ends_at`` says by tier when it ends unless it is used, ``hard_ends_at`` when in any case; ``null``: never.
+    ``tenant`` is its tenant's digest, ``unsalted`` without a salt, ``null`` where it is not known.
+    ``ends_at`` says by tier when it ends unless it is used, ``hard_ends_at`` when in any case: maybe never.
     ``unreadable`` tiers have it in a form of another version. Hits are counted since this process knows it.
     """
 
     model_config = example(
-        key=DIGEST, parent=None, namespace=DIGEST, tenant="", bytes=1 << 20, block_tokens=16, first_token=0,
-        tiers=["host", "disk"], unreadable=[], stored_bytes={"host": 1 << 20, "disk": 1052672}, created_at=_AT,
-        used_at=_AT, ends_at={"host": _AT, "disk": None}, hard_ends_at=None, pinned_until={"disk": _AT},
-        num_holds=0, num_hits=7, last_hit_at=_AT, is_quarantined=False,
+        key=DIGEST, parent=None, namespace=DIGEST, tenant=DIGEST, bytes=1 << 20,
+        block_tokens=16, first_token=0, tiers=["host", "disk"], unreadable=[],
+        stored_bytes={"host": 1 << 20, "disk": 1052672},
+        created_at=_AT, used_at=_AT, ends_at={"host": _AT, "disk": None}, hard_ends_at=None,
+        pinned_until={"disk": _AT}, num_holds=0, num_hits=7, last_hit_at=_AT, is_quarantined=False,
     )  # fmt: skip
 
     key: str
@@ -105,7 +106,7 @@ class PrefixView(BaseModel):
     """
 
     model_config = example(
-        key=DIGEST, namespace=DIGEST, tenant="", blocks=64, tokens=1024, bytes=64 << 20, num_hits=7,
+        key=DIGEST, namespace=DIGEST, tenant=DIGEST, blocks=64, tokens=1024, bytes=64 << 20, num_hits=7,
         last_hit_at=_AT, used_at=_AT, tiers={"host": 64, "disk": 60},
     )  # fmt: skip
 
@@ -143,7 +144,7 @@ class NamespaceView(BaseModel):
     """
 
     model_config = example(
-        digest=DIGEST, tenant="", label="SmolLM2-135M-Instruct", manifest={"block_tokens": 16},
+        digest=DIGEST, tenant=DIGEST, label="SmolLM2-135M-Instruct", manifest={"block_tokens": 16},
         tiers={"disk": {"blocks": 64, "bytes": 64 << 20}}, budget={"disk": 1 << 30}, num_hits=7,
         last_used_at=_AT, last_hit_at=_AT,
     )  # fmt: skip
@@ -181,9 +182,7 @@ class ResolvedBlock(BaseModel):
 class Resolved(BaseModel):
     """The blocks of a prompt or chat, in order, and where they are."""
 
-    model_config = example(
-        data=[example_of(ResolvedBlock)], num_tokens=23, block_tokens=16
-    )
+    model_config = example(data=[example_of(ResolvedBlock)], num_tokens=23, block_tokens=16)
 
     data: list[ResolvedBlock]
     num_tokens: int | None

@@ -14,7 +14,7 @@ from api.openai_fields import refuse_unserved_in_message
 from api.prompt_schema import Message
 from api.setting_types import ModeName
 from engine_adapter.engine.explaining import Explanation
-from engine_adapter.engine.request import Mode
+from engine_adapter.engine.request import Mode, Request, Sampling
 from kvstore.errors import RequestError
 from kvstore.remote.tenancy import Tenant
 
@@ -37,13 +37,14 @@ class ServedModel:
         self._engine.mode = Mode(mode)
 
     def plans(self, tenant: Tenant) -> Sequence[dict[str, Any]]:
-        return [account_body(account) for account in self._engine.recent_plans()]
+        accounts = self._engine.recent_plans()
+        return [account_body(account) for account in accounts if tenant.name in {"", account.tenant}]
 
     async def explain(self, tenant: Tenant, fields: ExplainFields) -> dict[str, Any]:
         if (fields.prompt is None) == (fields.messages is None):
             raise RequestError("prompt", "give either prompt (text or token ids) or messages")
         prompt_ids = await self._prompt_ids(fields.prompt, fields.messages)
-        explained = await self._context.explaining.run(lambda: self._explain(fields, prompt_ids))
+        explained = await self._context.explaining.run(lambda: self._explain(tenant, fields, prompt_ids))
         return explanation_body(explained)
 
     def learning(self) -> dict[str, Any]:
@@ -60,10 +61,11 @@ class ServedModel:
         prompt_ids = await self._prompt_ids(prompt, messages)
         lora, salt = self._lora(chosen.model), chosen.cache_salt or ""
         keys = await self._context.explaining.run(
-            lambda: self._in_words_of_the_body(self._engine.prefix_keys, prompt_ids, salt, lora)
+            lambda: _in_words_of_the_body(self._engine.prefix_keys, prompt_ids, salt, lora, tenant.name)
         )
         block_tokens = self._context.serving.model_facts.kv_shape.block_tokens
-        return PromptBlocks(keys, len(prompt_ids), block_tokens)
+        request = Request(prompt_ids, Sampling(max_tokens=1), salt=salt, lora=lora, tenant=tenant.name)
+        return PromptBlocks(keys, len(prompt_ids), block_tokens, lambda: self._compute(request))
 
     def write_computed(self) -> None:
         self._engine.flush(_FLUSH_S)
@@ -77,20 +79,24 @@ class ServedModel:
             return await self._context.prompts.text(prompt)
         return prompt or []
 
-    def _explain(self, fields: ExplainFields, prompt_ids: list[int]) -> Explanation:
+    def _explain(self, tenant: Tenant, fields: ExplainFields, prompt_ids: list[int]) -> Explanation:
         mode = Mode(fields.mode) if fields.mode else None
         lora, salt = self._lora(fields.model), fields.cache_salt or ""
-        return self._in_words_of_the_body(self._engine.explain, prompt_ids, salt, mode, lora)
+        return _in_words_of_the_body(self._engine.explain, prompt_ids, salt, mode, lora, tenant.name)
+
+    def _compute(self, request: Request) -> None:
+        self._engine.generate(request)
+        self.write_computed()
 
     def _lora(self, model: str | None) -> str | None:
         return None if model is None else self._context.served.lora(model)
 
-    @staticmethod
-    def _in_words_of_the_body(call: Callable[..., _T], *arguments: object) -> _T:
-        """Call with a ``RequestError`` that names the body's field instead of the engine's."""
-        try:
-            return call(*arguments)
-        except RequestError as error:
-            if error.param == "salt":
-                raise RequestError("cache_salt", error.reason) from None
-            raise
+
+def _in_words_of_the_body(call: Callable[..., _T], *arguments: object) -> _T:
+    """Call with a ``RequestError`` that names the body's field instead of the engine's."""
+    try:
+        return call(*arguments)
+    except RequestError as error:
+        if error.param == "salt":
+            raise RequestError("cache_salt", error.reason) from None
+        raise

@@ -32,13 +32,13 @@ class StoreContext:
         self.threads.close()
 
 
-def context_of(request: Request) -> StoreContext:
+async def context_of(request: Request) -> StoreContext:
     """Return what the service was built with."""
     context: StoreContext = request.app.state.store
     return context
 
 
-def client_of(
+async def client_of(
     context: Annotated[StoreContext, Depends(context_of)],
     tenant: Caller,
     client: Annotated[str, Header(alias="X-Prefixd-Client", min_length=1, max_length=64)],
@@ -47,7 +47,7 @@ def client_of(
     return context.clients.session(tenant, client)
 
 
-def writer_of(session: Annotated[Session, Depends(client_of)]) -> Session:
+async def writer_of(session: Annotated[Session, Depends(client_of)]) -> Session:
     """Do so for those who may store. Raises ``AccessError``."""
     session.tenant.require(Role.DATA)
     return session

@@ -10,6 +10,7 @@ from fastapi import Depends, Header, Request
 
 from api.few_threads import FewThreads
 from api.store.clients import StoreClients
+from api.store.moving import Moving
 from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Role, Tenant
 from kvstore.store import TieredStore
@@ -21,26 +22,33 @@ GONE: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class StoreContext:
-    """``tenant_of`` tells whose a request is, by its token; ``threads`` are for calls that may take long."""
+    """What the store's routes need: ``tenant_of`` tells whose a request is, by its token.
+
+    ``threads`` are for calls that are quick, ``waits`` for those that may wait for a medium.
+    """
 
     store: TieredStore
     clients: StoreClients
     tenant_of: Callable[[Request], Tenant]
     threads: FewThreads
+    waits: FewThreads
+    moving: Moving
 
     def close(self) -> None:
         """Give back what all clients hold."""
         self.clients.close()
         self.threads.close()
+        self.waits.close()
 
 
-def context_of(request: Request) -> StoreContext:
+# None of these blocks; were they not async, each would take a turn on a thread that slow requests share.
+async def context_of(request: Request) -> StoreContext:
     """Return what the service was built with."""
     context: StoreContext = request.app.state.store
     return context
 
 
-def client_of(
+async def client_of(
     request: Request,
     context: Annotated[StoreContext, Depends(context_of)],
     client: Annotated[str, Header(alias="X-Prefixd-Client", min_length=1, max_length=64)],
@@ -49,13 +57,13 @@ def client_of(
     return context.clients.session(context.tenant_of(request), client)
 
 
-def writer_of(session: Annotated[Session, Depends(client_of)]) -> Session:
+async def writer_of(session: Annotated[Session, Depends(client_of)]) -> Session:
     """Do so for those who may store. Raises ``AccessError``."""
     session.tenant.require(Role.DATA)
     return session
 
 
-def admin_of(session: Annotated[Session, Depends(client_of)]) -> Session:
+async def admin_of(session: Annotated[Session, Depends(client_of)]) -> Session:
     """Do so for those who see to the whole. Raises ``AccessError``."""
     session.tenant.require(Role.ADMIN)
     return session

@@ -10,6 +10,7 @@ from api.few_threads import FewThreads
 from api.store import data_routes, question_routes
 from api.store.clients import StoreClients
 from api.store.context import StoreContext
+from api.store.moving import Moving
 from kvstore.remote.tenancy import Owners, Tenant
 from kvstore.store import TieredStore
 
@@ -19,7 +20,12 @@ def add_store_routes(
 ) -> StoreContext:
     """Let ``app`` answer for ``store``; what is returned is to be closed with it."""
     context = StoreContext(
-        store, StoreClients(store, owners or Owners()), tenant_of, FewThreads("store", 8, 256)
+        store,
+        StoreClients(store, owners or Owners()),
+        tenant_of,
+        FewThreads("store", 8, 256),
+        FewThreads("store-waits", 8, 64),
+        Moving(),
     )
     app.state.store = context
     app.include_router(question_routes.router)

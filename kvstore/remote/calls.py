@@ -52,7 +52,7 @@ class Calls:
             "quarantine": self._quarantine,
             "flush": lambda said: self._store.flush(_seconds(said)),
             "health": lambda _said: health_report(self._store.health()),
-            "statistics": lambda _said: statistics_report(self._store.statistics()),
+            "statistics": lambda _said: statistics_report(self._store.statistics(), session.tenant),
         }
 
     def answer(self, message: Message) -> None:
@@ -141,7 +141,7 @@ class Calls:
         return self._store.evict(self._keys(said))
 
     def _clear(self, said: dict[str, Any]) -> object:
-        self._session.tenant.require(Role.ADMIN)
+        self._session.tenant.require_operator()
         tier = said.get("tier")
         return self._store.clear(tier if isinstance(tier, str) else None)
 

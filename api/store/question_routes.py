@@ -10,8 +10,12 @@ from api.store.context import Client, Shared, Writer
 from api.store.schema import ClearFields, FlushFields, InquiryFields, KeysFields, NamespaceFields, key_bytes
 from api.store.waiting import ended
 from api.tenancy import Operator
+from kvstore.absences import Absence
 from kvstore.errors import RequestError
+from kvstore.interface import Asked
+from kvstore.loading import OnDone
 from kvstore.namespace import Namespace
+from kvstore.remote.patience import patience_s
 from kvstore.remote.reports import health_report, statistics_report
 
 _LONGEST_S = 60.0
@@ -27,13 +31,14 @@ async def describe(context: Shared, _: Client) -> dict[str, Any]:
 
 
 @router.post("/namespaces")
-async def register(client: Client, fields: NamespaceFields) -> dict[str, str]:
+async def register(context: Shared, client: Client, fields: NamespaceFields) -> dict[str, str]:
     """Describe a namespace by its manifest; returns the manifest of the one that is used for it."""
     try:
         namespace = Namespace.from_manifest(fields.manifest)
     except ValueError as error:
         raise RequestError("manifest", str(error)) from error
-    return {"value": client.register(namespace).manifest()}
+    own = await context.threads.run(lambda: client.register(namespace))
+    return {"value": own.manifest()}
 
 
 @router.get("/known_namespaces")
@@ -41,7 +46,7 @@ async def known_namespaces(
     context: Shared, client: Client, timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_S)] = 5.0
 ) -> dict[str, list[str]]:
     """List the manifests of the namespaces that are known here, the caller's own."""
-    known = await context.threads.run(lambda: context.store.known_namespaces(timeout_s))
+    known = await context.waits.run(lambda: context.store.known_namespaces(timeout_s))
     return {"value": [namespace.manifest() for namespace in known if client.may_know(namespace)]}
 
 
@@ -60,30 +65,36 @@ async def statistics(context: Shared, client: Client) -> dict[str, Any]:
 @router.post("/peek")
 async def peek(context: Shared, client: Client, fields: KeysFields) -> dict[str, Any]:
     """Tell each block's fastest tier; nothing is leased."""
-    return {"value": context.store.peek(client.own(_keys(fields)))}
+    return {"value": await context.threads.run(lambda: context.store.peek(client.own(_keys(fields))))}
 
 
 @router.post("/why_absent")
 async def why_absent(context: Shared, client: Client, fields: KeysFields) -> dict[str, Any]:
     """Tell what became of blocks that a lookup does not find: cause, tier, and when (epoch ms)."""
-    told = [context.store.why_absent(key) for key in client.own(_keys(fields))]
+
+    def ask() -> list[Absence]:
+        return [context.store.why_absent(key) for key in client.own(_keys(fields))]
+
+    told = await context.threads.run(ask)
     return {"value": [(one.cause.value, one.tier, one.at_ms) for one in told]}
 
 
 @router.post("/inquiries")
 async def inquire(context: Shared, client: Client, fields: InquiryFields) -> dict[str, bool]:
     """Have shared media asked for blocks, and wait for their answers; says whether all came in time."""
-    store, keys = context.store, client.own(_keys(fields))
-    ends_s = store.now_s() + fields.timeout_s
-    begun = await ended(lambda done: store.inquire(keys, ends_s, done, fields.block_bytes), fields.timeout_s)
+    store, ends_s = context.store, context.store.now_s() + patience_s(fields.timeout_s)
+
+    def begin(done: OnDone) -> Asked | None:
+        return store.inquire(client.own(_keys(fields)), ends_s, done, fields.block_bytes)
+
+    begun = await ended(begin, fields.timeout_s, context.threads)
     return {"value": begun is not None or not store.asks_media}
 
 
 @router.post("/evict")
 async def evict(context: Shared, client: Writer, fields: KeysFields) -> dict[str, int]:
     """Remove blocks from every tier, but for those in use; returns how many went."""
-    keys = client.own(_keys(fields))
-    return {"value": await context.threads.run(lambda: context.store.evict(keys))}
+    return {"value": await context.waits.run(lambda: context.store.evict(client.own(_keys(fields))))}
 
 
 @router.post("/quarantine")
@@ -95,19 +106,19 @@ async def quarantine(context: Shared, client: Writer, fields: KeysFields) -> dic
             context.store.quarantine(key)
         return True
 
-    return {"value": await context.threads.run(quarantine_all)}
+    return {"value": await context.waits.run(quarantine_all)}
 
 
 @router.post("/flush")
 async def flush(context: Shared, _: Client, fields: FlushFields) -> dict[str, bool]:
     """Wait until what was stored has reached the lower tiers; says whether it has."""
-    return {"value": await context.threads.run(lambda: context.store.flush(fields.timeout_s))}
+    return {"value": await context.waits.run(lambda: context.store.flush(fields.timeout_s))}
 
 
 @router.post("/clear")
 async def clear(context: Shared, _: Operator, fields: ClearFields) -> dict[str, int]:
     """Remove all blocks, but for those in use, from a tier or from all; returns how many went."""
-    return {"value": await context.threads.run(lambda: context.store.clear(fields.tier))}
+    return {"value": await context.waits.run(lambda: context.store.clear(fields.tier))}
 
 
 def _keys(fields: KeysFields) -> list[bytes]:

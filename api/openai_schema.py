@@ -11,6 +11,9 @@ from api.prompt_schema import TYPES_ALONE, Message, Text, the_one_prompt
 from api.setting_types import ModeName
 from engine_adapter.engine.constraints import ANY_OBJECT
 
+_EXAMPLE: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "max_tokens": 16, "temperature": 0.0}
+_MESSAGE: dict[str, Any] = {"role": "user", "content": "What is the capital of France?"}
+
 
 class KvFields(BaseModel):
     """How a request uses the cache."""
@@ -115,6 +118,10 @@ class GenerationFields(BaseModel):
 class CompletionFields(GenerationFields):
     """The body of ``POST /v1/completions``; a prompt is text or token ids, maybe in a list of one."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{**_EXAMPLE, "prompt": "The capital of France is"}]}
+    )
+
     prompt: Annotated[Text | list[int], BeforeValidator(the_one_prompt)]
     logprobs: int | None = None
     best_of: int | None = None
@@ -122,6 +129,8 @@ class CompletionFields(GenerationFields):
 
 class ChatFields(GenerationFields):
     """The body of ``POST /v1/chat/completions``."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**_EXAMPLE, "messages": [_MESSAGE]}]})
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from api.error_schema import ErrorAnswer, errors
 from api.gate import OPEN_PATHS
@@ -22,10 +24,27 @@ def describe(app: FastAPI, description: str) -> None:
             told = get_openapi(
                 title=app.title, version=app.version, description=description, routes=app.routes
             )
+            _restore_examples(told["components"]["schemas"])
             app.openapi_schema = _completed(told)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents
+
+
+def _restore_examples(schemas: dict[str, Any]) -> None:
+    """Put the models' own examples in place of those that the framework took the nulls out of."""
+    for model in models_of_ours(BaseModel):
+        extra: Any = model.model_config.get("json_schema_extra")
+        if model.__name__ in schemas and extra and "examples" in schemas[model.__name__]:
+            schemas[model.__name__]["examples"] = extra["examples"]
+
+
+def models_of_ours(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield the models of requests and answers, whose names differ: they are the names of their schemas."""
+    for model in base.__subclasses__():
+        if model.__module__.startswith("api.") and "[" not in model.__name__:
+            yield model
+        yield from models_of_ours(model)
 
 
 def _completed(told: dict[str, Any]) -> dict[str, Any]:

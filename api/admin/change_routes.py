@@ -13,7 +13,7 @@ from api.admin.context import scope_of
 from api.admin.job_views import JobView
 from api.admin.outcome_views import OutcomeView, RetimedView, outcome_body, verification_body
 from api.admin.requests import (
-    ClearFields,
+    ClearTierFields,
     DryFields,
     EvictFields,
     MoveFields,
@@ -104,7 +104,9 @@ async def verify(
 
 
 @router.post("/clear", status_code=202, responses=BEGUN)
-async def clear(action: ByOperators, fields: ClearFields, idempotency_key: IdempotencyKey = None) -> Response:
+async def clear(
+    action: ByOperators, fields: ClearTierFields, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Remove everything that is not in use from a tier or from all; all of them: ends quarantines, too."""
     action.on |= fields.model_dump(exclude_none=True)
     store, tier = action.context.store, fields.tier

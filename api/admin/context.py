@@ -66,7 +66,7 @@ class AdminContext:
         await asyncio.to_thread(self.log.close)
 
 
-def context_of(request: Request) -> AdminContext:
+async def context_of(request: Request) -> AdminContext:
     """Return what the service was built with."""
     context: AdminContext = request.app.state.admin
     return context

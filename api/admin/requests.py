@@ -89,7 +89,7 @@ class TtlFields(SelectionFields):
         return self
 
 
-class ClearFields(BaseModel):
+class ClearTierFields(BaseModel):
     """The body of ``POST /admin/clear``; without a tier all are cleared."""
 
     model_config = body_example({"tier": "host"})

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvstore.absences import Absences
 from kvstore.admin.administration import Administration
 from kvstore.admin.index import OperatedIndex
+from kvstore.admin.placement import OperatedPlacement
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
@@ -24,7 +25,6 @@ from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
 from kvstore.pins import TierPins
-from kvstore.placement import Placement
 from kvstore.quotas import Quotas
 from kvstore.record import Record
 from kvstore.recovery import Recovery
@@ -98,7 +98,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             Defaults(self.config.ttls_ms(self._names)),
         )
         self._leases = LeaseTable()
-        self._placement = Placement(self._tiers, self._index, self._clock)
+        self._placement = OperatedPlacement(self._tiers, self._index, self._clock)
         audit = Audit(self.config.audit_share)
         flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer, owner_of)
         self._retrieval = Retrieval(self._tiers, self._index, self._placement, flights, self._clock, audit)
@@ -106,7 +106,15 @@ class TieredStore(Upkeep, DeviceSide, Insight):
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self.foresight = Foresight(self._tiers, self._index, self._clock)
-        self.admin = Administration(self._tiers, self._names, self._index, self._manifests, self._clock)
+        self.admin = Administration(
+            self._tiers,
+            self._names,
+            self._index,
+            self._placement,
+            self._storing,
+            self._manifests,
+            self._clock,
+        )
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self._closed = False
         self.set_retention(self.config.retention)

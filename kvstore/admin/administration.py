@@ -9,7 +9,10 @@ from kvstore.admin.accounts import namespaces_of
 from kvstore.admin.census import Census
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.names import Names
+from kvstore.admin.operations import Operations
 from kvstore.admin.outcome import Exported, Imported, Outcome, Retimed, Verification
+from kvstore.admin.placement import OperatedPlacement
+from kvstore.admin.planning import Errand
 from kvstore.admin.prefixes import Order, prefixes_of
 from kvstore.admin.progress import Progress
 from kvstore.admin.selection import BlockFilter
@@ -17,6 +20,7 @@ from kvstore.admin.views import BlockView, NamespaceView, Page, PrefixView
 from kvstore.clock import Clock
 from kvstore.errors import RequestError
 from kvstore.manifests import Manifests
+from kvstore.storing import Storing
 from kvstore.tier import Tier
 
 
@@ -29,8 +33,8 @@ class Administration:
     """
 
     def __init__(
-        self, tiers: Sequence[Tier], names: Sequence[str], index: OperatedIndex, manifests: Manifests,
-        clock: Clock,
+        self, tiers: Sequence[Tier], names: Sequence[str], index: OperatedIndex, placement: OperatedPlacement,
+        storing: Storing, manifests: Manifests, clock: Clock,
     ) -> None:  # fmt: skip
         self._tiers = tuple(tiers)
         self._tier_names = tuple(names)
@@ -38,6 +42,7 @@ class Administration:
         self._clock = clock
         self._names = Names(manifests, clock)
         self._census = Census(index, names, self._names, clock)
+        self._operations = Operations(tiers, index, placement, storing, self._census, clock)
 
     def namespaces(self, tenant: str | None = None) -> list[NamespaceView]:
         """Return what there is of each namespace (of a tenant), by digest; may read manifests, for 2 s."""
@@ -72,13 +77,14 @@ class Administration:
         progress: Progress | None = None,
     ) -> Outcome:  # fmt: skip
         """Remove blocks from ``tiers``, or from all that store bytes; those in use or pinned stay."""
-        raise NotImplementedError
+        chosen = self._tiers if tiers is None else [self._tier("tiers", name) for name in tiers]
+        return self._operations.evict(wanted, chosen, dry_run=dry_run, progress=progress or Progress())
 
     def drop_namespace(
         self, digest: bytes, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
         """Remove all that there is of a namespace; what is in use or pinned stays."""
-        raise NotImplementedError
+        return self.evict(BlockFilter(namespace=digest), dry_run=dry_run, progress=progress)
 
     def move(
         self, wanted: BlockFilter, source: str | None, target: str, *, dry_run: bool = False,
@@ -90,14 +96,19 @@ class Administration:
         Blocks that make way for others are chosen as ever, but never those that move, nor what they follow.
         What is there already only goes from ``source``.
         """
-        raise NotImplementedError
+        errand = Errand(self._tier("source", source) if source else None, self._tier("target", target), True)
+        if errand.source is errand.target:
+            raise RequestError("target", f"blocks of {target!r} are there already: name another tier")
+        return self._operations.bring(wanted, errand, dry_run=dry_run, progress=progress or Progress())
 
     def warm(
         self, wanted: BlockFilter, target: str | None = None, *, dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Outcome:  # fmt: skip
         """Bring blocks into ``target`` (the fastest that stores bytes) as well; they stay where they are."""
-        raise NotImplementedError
+        into = self._tiers[0] if target is None else self._tier("target", target)
+        errand = Errand(None, into, False)
+        return self._operations.bring(wanted, errand, dry_run=dry_run, progress=progress or Progress())
 
     def drain(
         self, tier: str, target: str | None = None, *, dry_run: bool = False, progress: Progress | None = None
@@ -107,16 +118,22 @@ class Administration:
         What stays (in use, no room, or no target) is still found and read, until it ends, is evicted or
         moved; ``drain`` again moves the rest.
         """
-        raise NotImplementedError
+        drained = self._tier("tier", tier)
+        if not dry_run:
+            drained.is_draining = True
+        wanted = BlockFilter(tier=tier)
+        if target is not None:
+            return self.move(wanted, tier, target, dry_run=dry_run, progress=progress)
+        return Outcome(len(self._census.select(wanted)))
 
     def undrain(self, tier: str) -> None:
         """Let a tier take blocks again; nothing happens when it did not drain."""
-        raise NotImplementedError
+        self._tier("tier", tier).is_draining = False
 
     @property
     def draining(self) -> frozenset[str]:
         """The names of the tiers that take no new blocks."""
-        return frozenset()
+        return frozenset(tier.name for tier in self._tiers if tier.is_draining)
 
     def verify(self, wanted: BlockFilter, *, progress: Progress | None = None) -> Verification:
         """Read copies of blocks, in each tier that stores bytes, and compare them with their checksums.
@@ -148,3 +165,9 @@ class Administration:
         ``RequestError`` for a file of another version, or that is not what was exported.
         """
         raise NotImplementedError
+
+    def _tier(self, param: str, name: str) -> Tier:
+        for tier in self._tiers:
+            if tier.name == name:
+                return tier
+        raise RequestError(param, f"{name!r} is not one of {', '.join(self._tier_names[1:])}")

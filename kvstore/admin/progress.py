@@ -15,10 +15,9 @@ class Progress:
         """Note how many steps there are to do."""
         self.done, self.total = 0, total
 
-    def step(self) -> bool:
-        """Note that one more is done; says whether to go on."""
+    def step(self) -> None:
+        """Note that one more is done."""
         self.done += 1
-        return not self.is_cancelled
 
     def cancel(self) -> None:
         """Ask to stop before the next step: what is done stays done."""

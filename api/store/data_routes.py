@@ -18,7 +18,7 @@ from kvstore.loading import LoadedBlock
 from kvstore.remote.http_transport import CHECKSUM_HEADER, TIER_HEADER
 from kvstore.remote.transport import Offer
 
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 20
 _LONGEST_S = 3600.0
 
 router = APIRouter(prefix="/store", tags=["store"])

@@ -37,10 +37,12 @@ class StoredCopies:
         return sum(self._index.usage(tier.bit)[1] for tier in self._tiers.values())
 
     def where(self, keys: Sequence[bytes]) -> list[tuple[str, ...]]:
-        """Return the tiers that store each block and are readable; ``keys`` name a prefix, block by block."""
+        """Return the tiers that store each of these blocks and are readable; none for one in quarantine."""
         tiers = [tier for tier in self._tiers.values() if tier.is_readable()]
-        masks = self._index.peek(keys, sum(1 << tier.bit for tier in tiers), self._clock.wall_ms())
-        return [tuple(tier.name for tier in tiers if mask >> tier.bit & 1) for mask in masks]
+        mask, now_ms = sum(1 << tier.bit for tier in tiers), self._clock.wall_ms()
+        trusted = [key for key in keys if not self._index.is_quarantined(key)]
+        masks = dict(zip(trusted, self._index.peek(trusted, mask, now_ms), strict=True))
+        return [tuple(tier.name for tier in tiers if masks.get(key, 0) >> tier.bit & 1) for key in keys]
 
     def read_into(self, key: bytes, tier: str, out: memoryview) -> Future[bool]:
         """Begin to read a tier's copy of a block of ``len(out)`` bytes; never blocks on a medium.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import traceback
 
@@ -10,30 +9,38 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http_errors import status_response
+from kvstore.errors import AccessError
+from kvstore.remote.tenancy import Authenticate, Tenant
 
 OPEN_PATHS = frozenset({"/health"})
+_SCHEME = "bearer "
 _log = logging.getLogger(__name__)
 
 
 class Gate:
     """Refuses strangers (401) and oversize bodies (413), and answers 500 for an unforeseen error.
 
+    Whose a request is stands in its ``state.tenant`` from here on.
+
     An unforeseen error is logged by its type and place, without its message, which may quote a prompt.
     """
 
-    def __init__(self, app: ASGIApp, api_token: str | None, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, authenticate: Authenticate, max_body_bytes: int) -> None:
         self._app = app
-        self._expected = f"Bearer {api_token}".encode() if api_token else None
+        self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif not self._is_allowed(scope):
+            return
+        tenant = self._tenant_of(scope)
+        if tenant is None and scope["path"] not in OPEN_PATHS:
             await status_response(401)(scope, receive, send)
         elif self._declared_bytes(scope) > self._max_body_bytes:
             await status_response(413, self._too_large)(scope, receive, send)
         else:
+            scope.setdefault("state", {})["tenant"] = tenant
             await self._pass(scope, self._bounded(receive), send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,11 +65,14 @@ class Gate:
     def _too_large(self) -> str:
         return f"the body is larger than the {self._max_body_bytes} bytes that are taken"
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        if self._expected is None or scope["path"] in OPEN_PATHS:
-            return True
-        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return hmac.compare_digest(sent, self._expected)
+    def _tenant_of(self, scope: Scope) -> Tenant | None:
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        sent = header.decode("latin-1")
+        token = sent[len(_SCHEME) :] if sent.lower().startswith(_SCHEME) else None
+        try:
+            return self._authenticate(token)
+        except AccessError:
+            return None
 
     @staticmethod
     def _declared_bytes(scope: Scope) -> int:

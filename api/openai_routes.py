@@ -19,8 +19,10 @@ from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
 from api.openai_request import check_fields, engine_request, in_words_of_the_body, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
+from api.tenancy import Writer
 from engine_adapter.engine.answers import answers_of, usage_of
 from engine_adapter.engine.events import Delta, Finished
+from kvstore.remote.tenancy import Tenant
 
 _CLIENT_CLOSED = 499
 
@@ -41,21 +43,21 @@ def openai_routes(context: Context) -> APIRouter:
         return _model_card(context, model)
 
     @router.post("/completions")
-    async def complete(fields: CompletionFields, http: Request) -> Response:
+    async def complete(fields: CompletionFields, http: Request, tenant: Writer) -> Response:
         """Continue a prompt, given as text or token ids."""
         check_fields(fields, context.served)
         prompt = fields.prompt
         prompt_ids = await context.prompts.text(prompt) if isinstance(prompt, str) else prompt
         reply = CompletionReply(fields.model, context.now_s(), texts, fields.logprobs is not None)
-        return await _answer(context, fields, prompt_ids, http, reply)
+        return await _answer(context, fields, tenant, prompt_ids, http, reply)
 
     @router.post("/chat/completions")
-    async def chat(fields: ChatFields, http: Request) -> Response:
+    async def chat(fields: ChatFields, http: Request, tenant: Writer) -> Response:
         """Answer a chat, written in the model's own template."""
         check_fields(fields, context.served)
         prompt_ids = await context.prompts.chat([message.for_template() for message in fields.messages])
         reply = ChatReply(fields.model, context.now_s(), texts, bool(fields.logprobs))
-        return await _answer(context, fields, prompt_ids, http, reply)
+        return await _answer(context, fields, tenant, prompt_ids, http, reply)
 
     return router
 
@@ -74,12 +76,18 @@ def _model_card(context: Context, name: str) -> dict[str, Any]:
 
 
 async def _answer(
-    context: Context, fields: GenerationFields, prompt_ids: list[int], http: Request, reply: Reply
+    context: Context,
+    fields: GenerationFields,
+    tenant: Tenant,
+    prompt_ids: list[int],
+    http: Request,
+    reply: Reply,
 ) -> Response:
     engine = context.serving.engine
     constraint = await compiled(fields, engine.constraints, context.constraining)
     with in_words_of_the_body(fields):
-        request = engine_request(fields, prompt_ids, context.served.lora(fields.model), constraint)
+        lora = context.served.lora(fields.model)
+        request = engine_request(fields, prompt_ids, lora, constraint, tenant.name)
         running = RunningRequest(engine, request, context.metrics.observe)
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)

@@ -20,12 +20,23 @@ from api.openai_routes import openai_routes
 from api.prompts import PromptEncoder
 from api.served import Served
 from api.settings import Settings
+from api.tenancy import Overseer
+from api.tokens import authenticate_by
 from engine_adapter.assemble import Serving
 from kvstore.clock import Clock
+from kvstore.remote.tenancy import Authenticate
 
 
-def create_app(serving: Serving, settings: Settings, clock: Clock | None = None) -> FastAPI:
-    """Return the service over ``serving``, which stays its maker's to close."""
+def create_app(
+    serving: Serving,
+    settings: Settings,
+    clock: Clock | None = None,
+    authenticate: Authenticate | None = None,
+) -> FastAPI:
+    """Return the service over ``serving``, which stays its maker's to close.
+
+    ``authenticate`` is what ``authenticate_by`` returns for the settings, if that has been asked for already.
+    """
     clock = clock or Clock()
     context = Context(
         serving=serving,
@@ -46,8 +57,8 @@ def create_app(serving: Serving, settings: Settings, clock: Clock | None = None)
         context.constraining.close()
 
     app = FastAPI(title="prefixd", docs_url=None, redoc_url=None, lifespan=lifespan)
-    token = settings.api_token.get_secret_value() if settings.api_token else None
-    app.add_middleware(Gate, api_token=token, max_body_bytes=settings.max_body_bytes)
+    authenticate = authenticate or authenticate_by(settings)
+    app.add_middleware(Gate, authenticate=authenticate, max_body_bytes=settings.max_body_bytes)
     install_error_handlers(app)
     app.include_router(openai_routes(context))
     app.include_router(kv_routes(context))
@@ -63,6 +74,6 @@ def _add_operation_routes(app: FastAPI, context: Context) -> None:
         return JSONResponse(answer.body, answer.status)
 
     @app.get("/metrics", tags=["operation"])
-    def metrics() -> Response:
+    def metrics(_: Overseer) -> Response:
         """All metrics in Prometheus' text format."""
         return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -43,7 +43,7 @@ class KeepingIndex(ResidencyIndex):
         if namespace.digest in self._tenants:
             return []
         with self._lock:
-            if not self._tenants.learn(namespace.digest, namespace.salt, self._namespaces_in_use):
+            if not self._tenants.learn(namespace.digest, namespace.tenant, self._namespaces_in_use):
                 return []
             self._regroup()
             return self._lives.apply_rules(namespace.digest)

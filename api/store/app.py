@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 from starlette.responses import JSONResponse, Response
@@ -17,27 +16,19 @@ from api.http_errors import install_error_handlers
 from api.settings import Settings
 from api.store.service import add_store_routes
 from api.store_metrics import StoreCollector
+from api.tenancy import Overseer
+from api.tokens import authenticate_by
 from engine_adapter.sidecar import Sidecar
-from kvstore.errors import AccessError
-from kvstore.remote.tenancy import Authenticate, Tenant, open_to_all
+from kvstore.remote.tenancy import Authenticate
 
 
-def authenticate_by(settings: Settings) -> Authenticate:
-    """Return who a token lets in: with an ``api_token`` those who have it, else everybody who gets so far."""
-    if settings.api_token is None:
-        return open_to_all
-    expected = settings.api_token.get_secret_value().encode()
+def create_store_app(
+    sidecar: Sidecar, settings: Settings, authenticate: Authenticate | None = None
+) -> FastAPI:
+    """Return the service over ``sidecar``, which stays its maker's to close.
 
-    def authenticate(token: str | None) -> Tenant:
-        if token is None or not hmac.compare_digest(token.encode(), expected):
-            raise AccessError("the token is missing or wrong: give the server's api_token")
-        return Tenant()
-
-    return authenticate
-
-
-def create_store_app(sidecar: Sidecar, settings: Settings) -> FastAPI:
-    """Return the service over ``sidecar``, which stays its maker's to close."""
+    ``authenticate`` is what ``authenticate_by`` returns for the settings, if that has been asked for already.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -45,10 +36,11 @@ def create_store_app(sidecar: Sidecar, settings: Settings) -> FastAPI:
         context.close()
 
     app = FastAPI(title="prefixd store", docs_url=None, redoc_url=None, lifespan=lifespan)
-    token = settings.api_token.get_secret_value() if settings.api_token else None
-    app.add_middleware(Gate, api_token=token, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        Gate, authenticate=authenticate or authenticate_by(settings), max_body_bytes=settings.max_body_bytes
+    )
     install_error_handlers(app)
-    context = add_store_routes(app, sidecar.store, _one_tenant, sidecar.owners)
+    context = add_store_routes(app, sidecar.store, sidecar.owners)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(sidecar.store))
 
@@ -59,13 +51,8 @@ def create_store_app(sidecar: Sidecar, settings: Settings) -> FastAPI:
         return JSONResponse(answer.body, answer.status)
 
     @app.get("/metrics", tags=["operation"])
-    def metrics() -> Response:
+    def metrics(_: Overseer) -> Response:
         """All metrics in Prometheus' text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def _one_tenant(_request: Request) -> Tenant:
-    """Return whose a request is that has passed the gate."""
-    return Tenant()

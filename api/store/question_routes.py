@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from api.store.context import Admin, Client, Shared, Writer
+from api.store.context import Client, Shared, Writer
 from api.store.schema import ClearFields, FlushFields, InquiryFields, KeysFields, NamespaceFields, key_bytes
 from api.store.waiting import ended
+from api.tenancy import Operator
 from kvstore.errors import RequestError
 from kvstore.namespace import Namespace
 from kvstore.remote.reports import health_report, statistics_report
@@ -51,9 +52,9 @@ async def health(context: Shared, _: Client) -> dict[str, Any]:
 
 
 @router.get("/statistics")
-async def statistics(context: Shared, _: Client) -> dict[str, Any]:
+async def statistics(context: Shared, client: Client) -> dict[str, Any]:
     """Tell what each tier holds and has counted."""
-    return {"value": statistics_report(context.store.statistics())}
+    return {"value": statistics_report(context.store.statistics(), client.tenant)}
 
 
 @router.post("/peek")
@@ -104,7 +105,7 @@ async def flush(context: Shared, _: Client, fields: FlushFields) -> dict[str, bo
 
 
 @router.post("/clear")
-async def clear(context: Shared, _: Admin, fields: ClearFields) -> dict[str, int]:
+async def clear(context: Shared, _: Operator, fields: ClearFields) -> dict[str, int]:
     """Remove all blocks, but for those in use, from a tier or from all; returns how many went."""
     return {"value": await context.threads.run(lambda: context.store.clear(fields.tier))}
 

@@ -12,7 +12,7 @@ from kvstore.retention import Retention
 
 
 def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingConfig:
-    """Return the configuration to assemble; only where it ``is_watched`` with shadows, a recording and an audit.
+    """Return the configuration to assemble; only where it ``is_watched`` with shadows, recording, audit.
 
     Raises ``ConfigError`` when no model is named.
     """

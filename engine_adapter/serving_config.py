@@ -45,7 +45,7 @@ class ServingConfig:
     adapters, by name; ``cpu_weights`` is ``auto`` or ``plain``; without ``decode_graphs`` each step is
     launched kernel by kernel; ``shadow_policies`` are estimated beside the live one of each tier;
     ``record_trace`` is the file in which requests are recorded, of ``record_trace_bytes`` at most;
-    ``recheck_share`` of the idle time goes into the audit, which remembers ``recheck_memory_bytes`` of tokens.
+    ``recheck_share`` of the idle time goes into an audit, which remembers ``recheck_memory_bytes`` of tokens.
     """
 
     model: Path

@@ -18,7 +18,7 @@ _AT_A_TIME = 1024
 class WrongCopy:
     """A stored block that differs from what its tokens give; ``block`` is its place in the prompt.
 
-    ``namespace`` is its namespace's digest, ``label`` a name for people, ``tenant`` the digest of its salt.
+    ``namespace`` is its namespace's digest, ``label`` a name for people, ``tenant`` a digest: whose it is.
     """
 
     key: bytes
@@ -89,6 +89,12 @@ class AuditBook:
         """Note an attempt that broke off with an error."""
         with self._lock:
             self._tally = replace(self._tally, num_failed=self._tally.num_failed + 1)
+
+    @property
+    def last_wrong(self) -> tuple[WrongCopy, ...]:
+        """The latest copies that were wrong, the last first."""
+        with self._lock:
+            return tuple(self._wrong)
 
     def facts(self) -> Audit:
         """Return all of it; looks once at every block that is remembered."""

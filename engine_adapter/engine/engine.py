@@ -233,6 +233,7 @@ class Engine:
             num_blocks=self._pool.num_blocks,
             num_available_blocks=self._pool.num_available,
             costs=self._accounts.costs,
+            ttft_by_source=tally.ttft_counts(),
         )
 
     def health(self) -> EngineHealth:

@@ -43,6 +43,11 @@ class IdlePace:
         self.spent_s += took_s
         self._saved_s -= took_s
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there was nothing else to do when it was noted last."""
+        return self._quiet_from_s is not None
+
     def due_s(self) -> float | None:
         """Return when work may be done, while it stays idle; ``None``: not as things are."""
         if self._quiet_from_s is None or self.share <= 0:

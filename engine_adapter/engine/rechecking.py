@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 _AGAIN_S = 3600.0
 _LOOK_S = 1.0
 _NUM_DRAWN = 8
-_NUM_SWEPT = 4
+_SWEEP_S = 1.0
+_NUM_SWEPT = 16
+_NUM_SWEPT_WITH_EACH = 2
 
 
 class _Copy(NamedTuple):
@@ -75,7 +77,7 @@ class Rechecker:
 
     It computes on a bench of its own, from the first token on and from tokens alone, so that no request,
     policy or end is touched; a request that comes goes first, and it goes on later where it was. Used by the
-    engine's thread alone but for ``share``, ``set_share``, ``facts`` and ``forget``.
+    engine's thread alone but for ``share``, ``set_share``, ``last_wrong``, ``facts`` and ``forget``.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Rechecker:
         self._book = AuditBook(self._store.copies)
         self._round: _Round | None = None
         self._look_s = 0.0
+        self._sweep_s = 0.0
 
     @property
     def share(self) -> float:
@@ -114,8 +117,13 @@ class Rechecker:
         self._pace.share = share
         self._tell(_nothing if share else self.forget_now)
 
+    @property
+    def last_wrong(self) -> tuple[WrongCopy, ...]:
+        """The latest copies that were wrong, the last first."""
+        return self._book.last_wrong
+
     def facts(self) -> Audit:
-        """Return what was found so far."""
+        """Return all that was found so far; looks once at every block that was compared."""
         return replace(
             self._book.facts(),
             share=self.share,
@@ -145,17 +153,19 @@ class Rechecker:
         if keys:
             tokens = sequence.tokens[: len(keys) * sequence.namespace.block_tokens]
             self._memory.add(sequence.namespace, sequence.request.lora, tokens, keys)
-        self._memory.forget_some(_NUM_SWEPT, self._is_gone)
+        self._memory.forget_some(_NUM_SWEPT_WITH_EACH, self._is_gone)
 
     def turn(self, *, is_idle: bool) -> bool:
         """Do a piece of work if it is time for one; says whether it was."""
         began_s = self._clock.monotonic_s()
         self._pace.note(began_s, is_idle=is_idle)
-        due_s = self.due_s()
+        if is_idle and began_s >= self._sweep_s:
+            self._sweep_s = began_s + _SWEEP_S
+            self._memory.forget_some(_NUM_SWEPT, self._is_gone)
+        due_s = self._work_due_s()
         if due_s is None or due_s > began_s:
             return False
         try:
-            self._memory.forget_some(_NUM_SWEPT, self._is_gone)
             self._do_some()
         except Exception:  # noqa: BLE001 - whatever it is, it must not end what requests wait for
             _log.exception("stored blocks could not be computed once more")
@@ -166,8 +176,14 @@ class Rechecker:
 
     def due_s(self) -> float | None:
         """Return when there is something to do while it stays idle; ``None``: nothing to be waited for."""
+        if not self._pace.is_idle or not self._memory.num_prompts:
+            return None
+        work_s = self._work_due_s()
+        return self._sweep_s if work_s is None else min(work_s, self._sweep_s)
+
+    def _work_due_s(self) -> float | None:
         due_s = self._pace.due_s()
-        if due_s is None or not (self._memory.num_prompts or self._round):
+        if due_s is None or not self._memory.num_prompts:
             return None
         if self._round is None:
             return max(due_s, self._look_s)
@@ -230,7 +246,7 @@ class Rechecker:
             return
         self._store.quarantine(key)
         _log.error("a block of %s in tier %s is wrong: it is quarantined", space.label, copy.tier)
-        wrong = WrongCopy(key, copy.block, copy.tier, space.digest, space.label, space.salt, now_ms)
+        wrong = WrongCopy(key, copy.block, copy.tier, space.digest, space.label, space.tenant, now_ms)
         self._book.note_wrong(wrong, len(stored))
         self._give_up()
 

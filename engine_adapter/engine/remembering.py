@@ -37,8 +37,8 @@ class Remembered:
 
     @property
     def tenant(self) -> str:
-        """The digest of its tenant's salt; empty without one."""
-        return self.namespace.salt
+        """The digest of whose it is; empty: nobody's in particular."""
+        return self.namespace.tenant
 
     @property
     def nbytes(self) -> int:
@@ -102,11 +102,14 @@ class PromptMemory:
         self.nbytes = 0
 
     def forget_some(self, num: int, is_gone: Callable[[Remembered], bool]) -> None:
-        """Look at the ``num`` that were not looked at for the longest, and forget those that are gone."""
-        for _ in range(min(num, len(self._prompts))):
+        """Look at prompts in turn, and forget those that are gone, until ``num`` were found that are not."""
+        num = min(num, len(self._prompts))
+        while num and self._prompts:
             self._round = self._round or list(self._prompts.values())
             if is_gone(prompt := self._round.pop()):
                 self.forget(prompt)
+            else:
+                num -= 1
 
     def _oldest_of(self, tenant: str) -> Remembered:
         return next(prompt for prompt in self._prompts.values() if prompt.tenant == tenant)

@@ -369,7 +369,7 @@ def test_neither_tokens_nor_secrets_are_shown_or_logged(
         remembered = rig.engine.rechecker._memory.sample(1)
         eventually(lambda: facts(rig).num_wrong > 0)
 
-    assert facts(rig).last_wrong[0].tenant == rig.model.namespace.with_salt(secret).salt
+    assert facts(rig).last_wrong[0].tenant == rig.model.namespace.with_salt(secret).tenant
     told = f"{remembered} {facts(rig)} {caplog.text}"
     assert secret not in told
     assert str(PROMPT[:3])[1:-1] not in told

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
+from api.health import Readiness
 from api.listening import address_error
 from api.quantities import format_bytes
 from api.settings import Settings
@@ -120,6 +121,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self._ready = ready
+        self._readiness: Readiness = app.state.readiness
         self._drain_s = drain_s
         self._end_requests = end_requests
         self._hurry = threading.Event()
@@ -146,6 +148,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self._hurry.set()
         self.should_exit = True
+        self._readiness.is_draining = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
+from api.error_schema import errors
 from api.few_threads import FewThreads
 from api.store.clients import StoreClients
+from api.store.moving import Moving
 from api.tenancy import Caller
 from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Role
 from kvstore.store import TieredStore
 
-GONE: dict[int | str, dict[str, Any]] = {
-    404: {"description": "The block, lease or reservation is not there (any more)."}
-}
+GONE = errors(404)
 
 
 @dataclass(frozen=True)
 class StoreContext:
-    """``threads`` are for calls that may take long."""
+    """``threads`` are for calls that are quick, ``waits`` for those that may wait for a medium."""
 
     store: TieredStore
     clients: StoreClients
     threads: FewThreads
+    waits: FewThreads
+    moving: Moving
 
     def close(self) -> None:
         """Give back what all clients hold."""
         self.clients.close()
         self.threads.close()
+        self.waits.close()
 
 
+# None of these blocks; were they not async, each would take a turn on a thread that slow requests share.
 async def context_of(request: Request) -> StoreContext:
     """Return what the service was built with."""
     context: StoreContext = request.app.state.store

@@ -29,23 +29,25 @@ class Sampler:
         self._every_s = every_s
         self._has_failed = False
         self._is_closed = Event()
-        self._thread = Thread(target=self._run, name="history", daemon=True)
+        self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin; once."""
+        """Begin, also again after it was closed."""
+        self.close()
+        self._is_closed = Event()
+        self._thread = Thread(target=self._run, args=(self._is_closed,), name="history", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End, within a moment; idempotent, and harmless where it has not begun."""
         self._is_closed.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(1.0)
 
-    def _run(self) -> None:
-        while True:
+    def _run(self, is_closed: Event) -> None:
+        while not is_closed.is_set():
             self._sample()
-            if self._is_closed.wait(self._every_s):
-                return
+            is_closed.wait(self._every_s)
 
     def _sample(self) -> None:
         try:

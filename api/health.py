@@ -22,6 +22,21 @@ class HealthAnswer:
     body: dict[str, Any]
 
 
+class Readiness:
+    """Whether requests should be sent here: not before all is there, and not while it is stopping."""
+
+    def __init__(self) -> None:
+        self.is_started = False
+        self.is_draining = False
+
+    def answer(self, health: HealthAnswer) -> HealthAnswer:
+        """Return 200 while requests should come, and 503 otherwise."""
+        state = "draining" if self.is_draining else "ready" if self.is_started else "starting"
+        if state == "ready" and health.status != _STATUS[State.OK]:
+            state = "unhealthy"
+        return HealthAnswer(200 if state == "ready" else 503, {"status": state})
+
+
 def health_answer(serving: Serving) -> HealthAnswer:
     """Return 200 while requests are answered, also without a tier, and 503 otherwise."""
     engine = serving.engine.health()

@@ -12,10 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from kvstore.errors import (
+    AbsentError,
     AccessError,
     ConfigError,
+    ConflictError,
     EngineClosedError,
+    NeedsModelError,
     OverloadedError,
+    PinBudgetError,
     PrefixdError,
     PromptTooLongError,
     RequestError,
@@ -35,6 +39,10 @@ ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
     (AccessError, 403, "permission_error", "not_allowed"),
     (ConfigError, 400, _INVALID, None),
     (StoreClosedError, 503, "server_error", "shutting_down"),
+    (AbsentError, 404, _INVALID, "not_found"),
+    (NeedsModelError, 400, _INVALID, "needs_model"),
+    (ConflictError, 409, _INVALID, "conflict"),
+    (PinBudgetError, 409, _INVALID, "pin_budget_exceeded"),
 )
 # Status that the framework or a middleware answers with: type, code and, where ours says more, message.
 STATUSES: Mapping[int, tuple[str, str | None, str | None]] = {
@@ -67,13 +75,15 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return status and body for one of the errors in the table."""
     status, kind, code = next(row[1:] for row in ERRORS if isinstance(error, row[0]))
-    return status, error_body(str(error), kind, getattr(error, "param", None), code)
+    param = getattr(error, "param", None) or getattr(error, "setting", None)
+    return status, error_body(str(error), kind, param, code)
 
 
-def status_response(status: int, detail: str = "") -> Response:
+def status_response(status: int, detail: str = "", headers: Mapping[str, str] | None = None) -> Response:
     """Return the answer for a bare HTTP status."""
     kind, code, message = STATUSES.get(status, (_INVALID if status < 500 else "server_error", None, None))
-    return JSONResponse(error_body(message or detail, kind, None, code), status, _HEADERS.get(status))
+    told = {**_HEADERS.get(status, {}), **(headers or {})}
+    return JSONResponse(error_body(message or detail, kind, None, code), status, told)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -88,7 +98,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
-        return status_response(error.status_code, error.detail)
+        return status_response(error.status_code, error.detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -53,7 +53,11 @@ def in_words_of_the_body(fields: GenerationFields) -> Iterator[None]:
 
 
 def engine_request(
-    fields: GenerationFields, prompt_ids: Sequence[int], lora: str | None, constraint: Constraint | None
+    fields: GenerationFields,
+    prompt_ids: Sequence[int],
+    lora: str | None,
+    constraint: Constraint | None,
+    tenant: str,
 ) -> Request:
     """Return the engine's request. Raises ``RequestError``."""
     return Request(
@@ -63,6 +67,7 @@ def engine_request(
         mode=Mode(fields.kv.mode) if fields.kv.mode else None,
         ttl_s=fields.kv.ttl_s,
         salt=fields.cache_salt or "",
+        tenant=tenant,
         session=fields.kv.session,
         end_session=fields.kv.end_session,
         expected_pause_s=fields.kv.expected_pause_s,

@@ -12,15 +12,19 @@ from starlette.types import Receive
 
 from api.context import Context
 from api.engine_bridge import RunningRequest
+from api.error_schema import errors
 from api.event_stream import EventStreamResponse, data_event
 from api.http_errors import error_body, status_response
+from api.openai_answers import ChatAnswer, CompletionAnswer, ModelCard, ModelList, answered
 from api.openai_constraint import compiled
 from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
 from api.openai_request import check_fields, engine_request, in_words_of_the_body, sent_answers
 from api.openai_schema import ChatFields, CompletionFields, GenerationFields
+from api.tenancy import Writer
 from engine_adapter.engine.answers import answers_of, usage_of
 from engine_adapter.engine.events import Delta, Finished
+from kvstore.remote.tenancy import Tenant
 
 _CLIENT_CLOSED = 499
 
@@ -31,55 +35,61 @@ def openai_routes(context: Context) -> APIRouter:
     texts = TokenTexts(context.serving.tokenizer)
 
     @router.get("/models")
-    async def list_models() -> dict[str, Any]:
+    async def list_models() -> ModelList:
         """List the model that is served, and its LoRA adapters."""
-        return {"object": "list", "data": [_model_card(context, name) for name in context.served.names]}
+        return ModelList(object="list", data=[_model_card(context, name) for name in context.served.names])
 
-    @router.get("/models/{model:path}")
-    async def get_model(model: str) -> dict[str, Any]:
+    @router.get("/models/{model:path}", responses=errors(404))
+    async def get_model(model: str) -> ModelCard:
         """Return the card of one model or adapter."""
         return _model_card(context, model)
 
-    @router.post("/completions")
-    async def complete(fields: CompletionFields, http: Request) -> Response:
+    @router.post("/completions", responses=answered(CompletionAnswer))
+    async def complete(fields: CompletionFields, http: Request, tenant: Writer) -> Response:
         """Continue a prompt, given as text or token ids."""
         check_fields(fields, context.served)
         prompt = fields.prompt
         prompt_ids = await context.prompts.text(prompt) if isinstance(prompt, str) else prompt
         reply = CompletionReply(fields.model, context.now_s(), texts, fields.logprobs is not None)
-        return await _answer(context, fields, prompt_ids, http, reply)
+        return await _answer(context, fields, tenant, prompt_ids, http, reply)
 
-    @router.post("/chat/completions")
-    async def chat(fields: ChatFields, http: Request) -> Response:
+    @router.post("/chat/completions", responses=answered(ChatAnswer))
+    async def chat(fields: ChatFields, http: Request, tenant: Writer) -> Response:
         """Answer a chat, written in the model's own template."""
         check_fields(fields, context.served)
         prompt_ids = await context.prompts.chat([message.for_template() for message in fields.messages])
         reply = ChatReply(fields.model, context.now_s(), texts, bool(fields.logprobs))
-        return await _answer(context, fields, prompt_ids, http, reply)
+        return await _answer(context, fields, tenant, prompt_ids, http, reply)
 
     return router
 
 
-def _model_card(context: Context, name: str) -> dict[str, Any]:
+def _model_card(context: Context, name: str) -> ModelCard:
     """Return what is told of a model; an adapter's ``parent`` is the one it belongs to."""
     lora = context.served.lora(name)
-    return {
-        "id": name,
-        "object": "model",
-        "created": context.started_s,
-        "owned_by": "prefixd",
-        "parent": None if lora is None else context.served.model,
-        "max_model_len": context.serving.model_facts.context_tokens,
-    }
+    return ModelCard(
+        id=name,
+        object="model",
+        created=context.started_s,
+        owned_by="prefixd",
+        parent=None if lora is None else context.served.model,
+        max_model_len=context.serving.model_facts.context_tokens,
+    )
 
 
 async def _answer(
-    context: Context, fields: GenerationFields, prompt_ids: list[int], http: Request, reply: Reply
+    context: Context,
+    fields: GenerationFields,
+    tenant: Tenant,
+    prompt_ids: list[int],
+    http: Request,
+    reply: Reply,
 ) -> Response:
     engine = context.serving.engine
     constraint = await compiled(fields, engine.constraints, context.constraining)
     with in_words_of_the_body(fields):
-        request = engine_request(fields, prompt_ids, context.served.lora(fields.model), constraint)
+        lora = context.served.lora(fields.model)
+        request = engine_request(fields, prompt_ids, lora, constraint, tenant.name)
         running = RunningRequest(engine, request, context.metrics.observe)
     if fields.stream:
         return EventStreamResponse(_chunks(running, reply, fields.includes_usage), on_end=running.cancel)

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import stat
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from api.quantities import parse_duration
 from api.setting_types import Bytes, Name
+from api.toml_file import Entry, in_one_line, read_toml_file, warn_of_readers
 from engine_adapter.retaining import PrefixRule, RetentionPlan
 from kvstore.errors import ConfigError
-from kvstore.namespace import salt_digest
+from kvstore.namespace import salt_digest, tenant_digest
 from kvstore.retention import MAX_LIFETIME_S, Lifetime, TenantRule
 
 _MOST_ENTRIES = 10_000
-_REASONS = {
-    "extra_forbidden": "there is no such field",
-    "missing": "must be given",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-}
-_log = logging.getLogger(__name__)
 
 
 def _read_duration(value: object) -> object:
@@ -73,11 +55,7 @@ def _by_name(quotas: Mapping[Tier, int]) -> dict[str, int]:
     return {str(tier): quota for tier, quota in quotas.items()}
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class _Life(_Entry):
+class _Life(Entry):
     ttl: Duration | None = None
     hard_ttl: Duration | None = None
 
@@ -96,22 +74,27 @@ class _Rule(_Life):
 class _Tenant(_Rule):
     salt: SecretStr | None = None
     salt_digest: Digest | None = None
+    tenant: Name | None = None
 
     @model_validator(mode="after")
     def _is_somebody(self) -> Self:
-        if (self.salt is None) == (self.salt_digest is None):
-            raise ValueError("needs the tenant's salt or its salt_digest, one of both")
+        if [self.salt, self.salt_digest, self.tenant].count(None) != 2:
+            raise ValueError(
+                "needs one of: the tenant's salt, its salt_digest, or tenant (its name at tokens)"
+            )
         return self
 
     @property
     def digest(self) -> str:
+        if self.tenant is not None:
+            return tenant_digest(self.tenant)
         if self.salt is None:
             return self.salt_digest or ""
         secret = self.salt.get_secret_value()
         return salt_digest(secret) if secret else ""
 
 
-class _Namespace(_Entry):
+class _Namespace(Entry):
     quotas: Quotas
 
 
@@ -130,7 +113,7 @@ class _Prefix(_Life):
         return self
 
 
-class _File(_Entry):
+class _File(Entry):
     others: _Rule = Field(default_factory=_Rule)
     tenants: Annotated[dict[Name, _Tenant], Field(max_length=_MOST_ENTRIES)] = Field(default_factory=dict)
     namespaces: Annotated[dict[Digest, _Namespace], Field(max_length=_MOST_ENTRIES)] = Field(
@@ -143,7 +126,7 @@ class _File(_Entry):
         tenants: dict[str, TenantRule] = {}
         for name, tenant in self.tenants.items():
             if tenant.digest in tenants:
-                raise ValueError(f"tenants.{name}: has the salt of another tenant")
+                raise ValueError(f"tenants.{name}: is the same as another tenant")
             tenants[tenant.digest] = tenant.rule()
         prefixes = tuple(self._prefix(number, prefix) for number, prefix in enumerate(self.prefixes))
         quotas = {bytes.fromhex(digest): _by_name(entry.quotas) for digest, entry in self.namespaces.items()}
@@ -165,44 +148,11 @@ def read_retention(path: Path | None) -> RetentionPlan:
     """
     if path is None:
         return RetentionPlan()
-    values = _toml(path)
+    file = read_toml_file(path, "retention", _File)
     try:
-        file = _File.model_validate(values)
         plan = file.plan()
-    except ValidationError as error:
-        raise ConfigError("retention", f"{path}: {_told(error.errors(include_url=False)[0])}") from None
     except ValueError as error:
-        raise ConfigError("retention", f"{path}: {_in_one_line(str(error))}") from None
-    _warn_of_readers(path, file)
+        raise ConfigError("retention", f"{path}: {in_one_line(str(error))}") from None
+    if any(tenant.salt for tenant in file.tenants.values()):
+        warn_of_readers(path, "tenants' salts", "give salt_digest")
     return plan
-
-
-def _toml(path: Path) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError("retention", f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError("retention", f"{path} is not valid TOML: it is not UTF-8") from None
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of too many digits
-        raise ConfigError("retention", f"{path} is not valid TOML: {error}") from None
-
-
-def _told(fault: Any) -> str:
-    """Return where an entry stands and what is wrong with it, in one line, without what it holds."""
-    place = _in_one_line(".".join(str(part) for part in fault["loc"] if part != "[key]"))
-    if fault["type"] in _REASONS:
-        return f"{place}: {_REASONS[fault['type']]}"
-    reason = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    return f"{place}: {reason}" if place else reason
-
-
-def _in_one_line(text: str) -> str:
-    """Return text with names of the file in it, which may hold line ends and what drives a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _warn_of_readers(path: Path, file: _File) -> None:
-    holds_secrets = any(tenant.salt for tenant in file.tenants.values())
-    if holds_secrets and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        _log.warning("%s holds tenants' salts and others can read it: chmod 600, or give salt_digest", path)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
+from api.health import Readiness
 from api.listening import address_error
 from api.quantities import format_bytes
 from api.settings import Settings
-from api.store.app import authenticate_by, create_store_app
+from api.store.app import create_store_app
+from api.tokens import authenticate_by
 from engine_adapter.serving_config import ServingConfig, SidecarConfig
 from engine_adapter.sidecar import open_sidecar
 from kvstore.statistics import StoreStatistics
@@ -43,6 +45,7 @@ def serve_until_stopped(settings: Settings, config: ServingConfig, listener: soc
     from engine_adapter.assemble import assemble  # noqa: PLC0415  likewise
 
     _log_to_stderr(settings.log_level)
+    authenticate = authenticate_by(settings)
     with (
         _handling(signal.default_int_handler),
         suppress(KeyboardInterrupt),
@@ -50,23 +53,24 @@ def serve_until_stopped(settings: Settings, config: ServingConfig, listener: soc
     ):
         _listen(settings, listener, serving.degraded)
         ready = ready_line(settings.model_name, listener, serving)
-        app = create_app(serving, settings)
+        app = create_app(serving, settings, authenticate=authenticate)
         _Server(app, settings.drain_s, ready, serving.engine.close).run(sockets=[listener])
 
 
 def serve_store_until_stopped(settings: Settings, config: SidecarConfig, listener: socket.socket) -> None:
     """Open a store alone, and answer for it likewise. Raises ``ConfigError`` or ``PluginError``."""
     _log_to_stderr(settings.log_level)
+    authenticate = authenticate_by(settings)
     with (
         _handling(signal.default_int_handler),
         suppress(KeyboardInterrupt),
-        closing(open_sidecar(config, authenticate_by(settings))) as sidecar,
+        closing(open_sidecar(config, authenticate)) as sidecar,
     ):
         _listen(settings, listener, sidecar.degraded)
         tiers = _tiers_line(sidecar.store.statistics())
         places = f"unix://{config.socket} and http://{_address_of(listener)}"
         ready = f"prefixd keeps a store at {places} (tiers: {tiers})"
-        app = create_store_app(sidecar, settings)
+        app = create_store_app(sidecar, settings, authenticate)
         _Server(app, settings.drain_s, ready, _nothing).run(sockets=[listener])
 
 
@@ -117,6 +121,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self._ready = ready
+        self._readiness: Readiness = app.state.readiness
         self._drain_s = drain_s
         self._end_requests = end_requests
         self._hurry = threading.Event()
@@ -143,6 +148,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self._hurry.set()
         self.should_exit = True
+        self._readiness.is_draining = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

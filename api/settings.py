@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast, get_origin
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from api.folders import cache_folder
 from api.lora_setting import LoraFolders
-from api.quantities import format_bytes
 from api.setting_types import (
     AutoBytes,
     Bytes,
@@ -82,7 +81,7 @@ class Settings(BaseModel):
     )
 
     host: Name = setting(
-        "Server", "127.0.0.1", "Address to listen on; any but a loopback address needs an api_token."
+        "Server", "127.0.0.1", "Address to listen on; any but a loopback address needs a token."
     )
     port: Annotated[int, Field(ge=0, le=65_535)] = setting(
         "Server", 8000, "TCP port to listen on; 0 takes a free one and prints it."
@@ -94,10 +93,26 @@ class Settings(BaseModel):
         shown="store.sock in cache_path",
     )
     api_token: Token | None = setting(
-        "Server", None, "Secret that clients send as `Authorization: Bearer TOKEN`; /health needs none."
+        "Server",
+        None,
+        "The operator's secret, sent as `Authorization: Bearer TOKEN`; it may do everything.",
+    )
+    tokens: File | None = setting(
+        "Server",
+        None,
+        "TOML file with more tokens, each with a role (read, data, admin) and perhaps a tenant: see the page "
+        "about access.",
     )
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = setting(
         "Server", 16 * 2**20, "Largest request body; a larger one is answered with 413."
+    )
+    max_import_bytes: Annotated[Bytes, Field(ge=1024)] = setting(
+        "Server", 16 * 2**30, "Largest file that may be imported; it waits in cache_path meanwhile."
+    )
+    audit_log: File | None = setting(
+        "Server",
+        None,
+        "File in which administrative actions are noted as lines of JSON, for its owner alone.",
     )
     drain_s: Seconds = setting(
         "Server", 10.0, "How long a stopping server lets running requests finish before it cancels them."
@@ -250,10 +265,10 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _strangers_need_a_token(self) -> Self:
-        if self.api_token is None and not is_loopback(self.host):
+        if self.api_token is None and self.tokens is None and not is_loopback(self.host):
             raise ValueError(
                 f"api_token: required because {self.host} is reachable from other machines; "
-                "set PREFIXD_API_TOKEN, or listen on 127.0.0.1"
+                "set PREFIXD_API_TOKEN, or tokens, or listen on 127.0.0.1"
             )
         return self
 
@@ -267,34 +282,3 @@ class Settings(BaseModel):
     def model_name(self) -> str:
         """The name that requests use: the one set, or the model folder's."""
         return self.served_model_name or (self.model.resolve().name if self.model else "")
-
-
-def setting_group(name: str) -> str:
-    """Return the heading that a setting stands under."""
-    return str(_facts(name)["group"])
-
-
-def shown_default(name: str) -> str:
-    """Return a setting's default for people, the same on every machine."""
-    default = Settings.model_fields[name].default
-    if shown := _facts(name)["shown"]:
-        return str(shown)
-    if default is None:
-        return "none"
-    if isinstance(default, float):
-        return f"{default:g}"
-    return format_bytes(default) if name.endswith("_bytes") else str(default)
-
-
-def is_repeatable(name: str) -> bool:
-    """Whether a setting's flag may be given several times."""
-    return get_origin(Settings.model_fields[name].annotation) is dict
-
-
-def is_secret(name: str) -> bool:
-    """Whether a setting is never shown."""
-    return "SecretStr" in str(Settings.model_fields[name].annotation)
-
-
-def _facts(name: str) -> dict[str, Any]:
-    return cast("dict[str, Any]", Settings.model_fields[name].json_schema_extra)

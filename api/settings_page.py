@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from itertools import groupby
 
-from api.settings import Settings, is_secret, setting_group, shown_default
+from api.setting_facts import is_secret, setting_group, shown_default
+from api.settings import Settings
 from api.settings_sources import flag_name, variable_name
 
 _OPENING = """\

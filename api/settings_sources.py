@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from api.quantities import format_bytes
-from api.settings import Settings, is_secret
+from api.setting_facts import is_secret
+from api.settings import Settings
 from kvstore.errors import ConfigError
 
 PREFIX = "PREFIXD_"

@@ -74,6 +74,7 @@ class Serving:
         prompt_ids: Sequence[int],
         salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
         *,
         for_s: float | None = None,
         until_s: float | None = None,
@@ -85,7 +86,7 @@ class Serving:
         most. Raises what ``TieredStore.pin`` and, for a prompt, ``Engine.submit`` raise, or ``ConfigError``
         for a prompt shorter than a block.
         """
-        keys = self.engine.prefix_keys(prompt_ids, salt, lora)
+        keys = self.engine.prefix_keys(prompt_ids, salt, lora, tenant)
         if not keys:
             block_tokens = self.model_facts.kv_shape.block_tokens
             raise ConfigError("prompt", f"is shorter than a block of {block_tokens} tokens")
@@ -97,11 +98,12 @@ class Serving:
         prompt_ids: Sequence[int],
         salt: str = "",
         lora: str | None = None,
+        tenant: str = "",
         *,
         tiers: Sequence[str] | None = None,
     ) -> int:
         """Let a prompt's blocks be ordinary again; see ``TieredStore.unpin``."""
-        return self.store.unpin(self.engine.prefix_keys(prompt_ids, salt, lora), tiers)
+        return self.store.unpin(self.engine.prefix_keys(prompt_ids, salt, lora, tenant), tiers)
 
     def close(self) -> None:
         """End all requests, write what is queued and close the tiers; bounded in time."""

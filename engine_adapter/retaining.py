@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # so that reading settings does not wait for torch
 class PrefixRule:
     """How long prompts live that begin with ``text`` or ``token_ids``; ``place`` names it in errors.
 
-    ``tenant`` is the digest of the tenant's salt, empty: requests without one. ``lora`` is an adapter.
+    ``tenant`` is the tenant's digest (``Namespace.tenant``), empty: requests without a salt. ``lora`` is an
+    adapter.
     """
 
     place: str

@@ -43,7 +43,7 @@ class KeepingIndex(ResidencyIndex):
         if namespace.digest in self._tenants:
             return []
         with self._lock:
-            if not self._tenants.learn(namespace.digest, namespace.salt, self._namespaces_in_use):
+            if not self._tenants.learn(namespace.digest, namespace.tenant, self._namespaces_in_use):
                 return []
             self._regroup()
             return self._lives.apply_rules(namespace.digest)
@@ -56,6 +56,11 @@ class KeepingIndex(ResidencyIndex):
                 if ledger and ledger.quotas.set_rules(retention):
                     ledger.regroup(self._facts_of, self._time(-inf))
             return self._lives.set_rules(retention)
+
+    @property
+    def retention(self) -> Retention:
+        """The rules that hold now."""
+        return self._retention
 
     @property
     def must_know_tenants(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from hashlib import blake2b
 from typing import Any
 
 NAMESPACE_BYTES = 16
+DIGEST_CHARACTERS = 32
 MANIFEST_VERSION = 1
 MOST_MANIFEST_BYTES = 1 << 20
 """Longer ones are not read: what lies on a medium may be anything."""
@@ -22,8 +24,8 @@ class Namespace:
     """The complete identity of stored KV; two namespaces never share a block.
 
     ``weights`` and ``lora`` are content digests (hex), ``model_config`` is canonical JSON of
-    everything in the model's configuration that shapes its KV (RoPE included), ``salt`` is the
-    digest of a tenant's salt, never the salt itself. ``label`` is for people only: it is kept in
+    everything in the model's configuration that shapes its KV (RoPE included), ``salt`` holds digests of
+    whose it is, never a salt itself: see ``with_salt``. ``label`` is for people only: it is kept in
     the manifest and is no part of the identity.
     """
 
@@ -47,9 +49,28 @@ class Namespace:
         text = canonical_json({"manifest_version": MANIFEST_VERSION, **identity})
         return blake2b(text.encode(), digest_size=NAMESPACE_BYTES).digest()
 
-    def with_salt(self, salt: str) -> Namespace:
-        """Return this namespace for the tenant whose secret is ``salt``; empty means no salt."""
-        return replace(self, salt=salt_digest(salt) if salt else "")
+    @property
+    def tenant(self) -> str:
+        """The digest of whose it is: of a tenant's name, or else of a salt; empty: nobody's in particular."""
+        return self.salt[:DIGEST_CHARACTERS]
+
+    def with_salt(self, salt: str, tenant: str = "") -> Namespace:
+        """Return this namespace for those who know the secret ``salt``; empty means no salt.
+
+        With a ``tenant``, the name of one who is known by a token, it is that tenant's, whatever the salt.
+        """
+        digests = (tenant_digest(tenant) if tenant else "", salt_digest(salt) if salt else "")
+        return replace(self, salt="".join(digests))
+
+    def owned_by(self, tenant: str) -> Namespace:
+        """Return what stands for this namespace, as a tenant's client describes it, among the tenant's own.
+
+        It is the one that the same client would have through ``with_salt``, and itself if it is one already.
+        """
+        own, salt = tenant_digest(tenant), self.salt
+        if salt.startswith(own) and (salt == own or _is_digest(salt[DIGEST_CHARACTERS:])):
+            return self
+        return replace(self, salt=own + (salt if not salt or _is_digest(salt) else salt_digest(salt)))
 
     def with_lora(self, digest: str, name: str) -> Namespace:
         """Return this namespace for the adapter whose content has ``digest``; ``name`` is for people."""
@@ -116,5 +137,14 @@ def canonical_json(value: object) -> str:
 
 
 def salt_digest(salt: str) -> str:
-    """Return the hex digest that stands for a tenant's secret salt."""
+    """Return the hex digest that stands for a secret salt."""
     return blake2b(salt.encode(), digest_size=16, person=b"prefixd-salt").hexdigest()
+
+
+def tenant_digest(name: str) -> str:
+    """Return the hex digest that stands for a tenant who is known by a token."""
+    return blake2b(name.encode(), digest_size=16, person=b"prefixd-tenant").hexdigest()
+
+
+def _is_digest(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{32}", text) is not None

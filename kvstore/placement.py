@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from kvstore.statistics import Count
 from kvstore.tier import DEVICE_BIT, MemoryTier, Tier, WriteMode
 
 _MOST_AT_ONCE = 64
+
+Write = Callable[[Tier, Record, SharedBytes, Demotion | None], None]
 
 
 class Lent(NamedTuple):
@@ -188,7 +190,7 @@ class Placement(Removal):
         try:
             if demotion is not None and demotion.is_cancelled:
                 return
-            if tier.pool.is_closing or not tier.may_write():
+            if tier.pool.is_closing or tier.is_draining or not tier.may_write():
                 self._drop(tier, facts)
                 return
             self._retry_stuck(tier)
@@ -207,7 +209,7 @@ class Placement(Removal):
         room = self.make_room(tier, facts, len(stored.data)) if stored else None
         if stored is None or room is None:
             self._drop(tier, facts)
-        elif tier.write(_header(facts, stored, expiry), stored.data):
+        elif tier.write(header_of(facts, stored, expiry), stored.data):
             self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
             self._keep_out(tier, facts.key)
         else:
@@ -245,8 +247,11 @@ class Placement(Removal):
 
         return Lent(record, loan.data, give_back, loan.slot)
 
-    def _see_off(self, tier: Tier, victim: Record) -> None:
-        """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""
+    def _see_off(self, tier: Tier, victim: Record, write: Write | None = None) -> None:
+        """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good.
+
+        ``write`` is how it is written there: behind, unless told otherwise.
+        """
         if not isinstance(tier, MemoryTier):
             if self._index.is_theirs(tier.bit, victim.key):
                 self._index.confirm_removal(tier.bit, victim.key)
@@ -269,13 +274,14 @@ class Placement(Removal):
         shared = SharedBytes(slot.view, slot.free, num_readers=len(wanting))
         for below in wanting:
             demotion = self._demotions.begin(below.bit, victim.key)
-            self.write_behind(below, victim.copy(), shared, demotion)
+            (write or self.write_behind)(below, victim.copy(), shared, demotion)
 
     def _with_mode(self, mode: WriteMode) -> tuple[Tier, ...]:
         return tuple(tier for tier in self.below_memory if tier.config.write_mode is mode)
 
 
-def _header(facts: Record, stored: Stored, expiry: Expiry) -> Header:
+def header_of(facts: Record, stored: Stored, expiry: Expiry) -> Header:
+    """Return the header of a block in the form in which it is to be stored."""
     return Header(
         facts.namespace, facts.key, facts.parent, facts.block_tokens, len(stored.data), facts.raw_bytes,
         facts.created_ms, expiry, _stored_checksum(facts, stored), stored.codec,

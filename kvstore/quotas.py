@@ -19,7 +19,7 @@ Scope = Literal["tenant", "namespace"]
 class Group:
     """The blocks of one tenant or namespace in a tier, which has a quota for them.
 
-    ``name`` is the salt's digest or that of the namespace, in hex. ``used_bytes`` is what counts: held,
+    ``name`` is the digest of the tenant or of the namespace, in hex. ``used_bytes`` is what counts: held,
     arriving, and leaving until it has left. ``policy`` orders the blocks that are held and not pinned.
     """
 

@@ -47,7 +47,7 @@ class TenantRule:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """All rules. A tenant is the digest of its salt (``Namespace.salt``, empty: requests without one).
+    """All rules. A tenant is named by a digest: ``Namespace.tenant``, empty for requests without a salt.
 
     ``others`` holds for each tenant that ``tenants`` does not name. ``namespaces`` bound the bytes of a
     namespace (its digest) in a tier, by the tier's name. ``prefixes`` say how long the blocks of a prompt
@@ -61,6 +61,6 @@ class Retention:
     namespaces: Mapping[bytes, Mapping[str, int]] = field(default_factory=dict)
     prefixes: Mapping[bytes, Lifetime] = field(default_factory=dict)
 
-    def tenant(self, salt: str) -> TenantRule:
-        """Return the rule for the tenant of this salt's digest."""
-        return self.tenants.get(salt, self.others)
+    def tenant(self, digest: str) -> TenantRule:
+        """Return the rule for a tenant."""
+        return self.tenants.get(digest, self.others)

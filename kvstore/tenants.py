@@ -8,10 +8,10 @@ _MIN_COMPACTION = 4096
 
 
 class Tenants:
-    """The salts of namespaces. Not thread-safe.
+    """The tenants of namespaces. Not thread-safe.
 
-    A namespace that was only found on a medium is a *stranger* until its manifest or a request tells its
-    salt. Anybody may invent salts: when they are too many, those of namespaces without blocks are forgotten.
+    A namespace that was only found on a medium is a *stranger* until its manifest or a request tells whose it
+    is. Anybody may invent salts: when they are too many, those of namespaces without blocks are forgotten.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Tenants:
         return namespace in self._salts
 
     def get(self, namespace: bytes) -> str | None:
-        """Return the tenant (its salt's digest, empty: none); ``None``: a stranger."""
+        """Return the tenant (``Namespace.tenant``); ``None``: a stranger."""
         return self._salts.get(namespace)
 
     def met(self, namespace: bytes) -> None:

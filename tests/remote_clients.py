@@ -13,10 +13,11 @@ from kvstore.store import TieredStore
 
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 TENANTS = {
-    "token-a": Tenant("a", Role.DATA, b"secret a"),
-    "token-b": Tenant("b", Role.DATA, b"secret b"),
-    "token-reader": Tenant("a", Role.READ, b"secret a"),
-    "token-admin": Tenant("a", Role.ADMIN, b"secret a"),
+    "token-a": Tenant("a", Role.DATA),
+    "token-b": Tenant("b", Role.DATA),
+    "token-reader": Tenant("a", Role.READ),
+    "token-admin-a": Tenant("a", Role.ADMIN),
+    "token-admin": Tenant(),
 }
 
 

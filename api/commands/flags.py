@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from api.settings import Settings, is_repeatable, is_secret, setting_group, shown_default
+from api.setting_facts import is_repeatable, is_secret, setting_group, shown_default
+from api.settings import Settings
 from api.settings_sources import flag_name, load_settings
 
 _METAVARS = (

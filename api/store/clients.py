@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from threading import Lock
 
 from kvstore.errors import OverloadedError
+from kvstore.regularly import Regularly
 from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Owners, Tenant
 from kvstore.store import TieredStore
 
 _MOST_CLIENTS = 256
 _SILENT_S = 120.0
+_SWEEP_S = 1.0
 _MOST_RESERVED_BYTES = 256 << 20
 
 
@@ -33,16 +35,16 @@ class StoreClients:
         self._owners = owners
         self._clients: dict[tuple[str, int, str], _Client] = {}
         self._lock = Lock()
+        self._sweeping = Regularly("store-clients", _SWEEP_S, self._sweep)
 
     def session(self, tenant: Tenant, client: str) -> Session:
         """Return a client's session. Raises ``OverloadedError`` when there are too many clients."""
         now_s = self._store.now_s()
         name = tenant.name, int(tenant.role), client
         with self._lock:
-            self._sweep(now_s)
             known = self._clients.get(name)
-            if known is None:
-                if len(self._clients) >= _MOST_CLIENTS:
+            if known is None or not known.session.is_open:
+                if known is None and len(self._clients) >= _MOST_CLIENTS:
                     raise OverloadedError(len(self._clients), _SILENT_S)
                 known = self._clients[name] = _Client(
                     Session(self._store, tenant, self._owners, _MOST_RESERVED_BYTES), now_s
@@ -50,16 +52,26 @@ class StoreClients:
             known.heard_s = now_s
         return known.session
 
+    @property
+    def num_clients(self) -> int:
+        """How many there are."""
+        return len(self._clients)
+
     def close(self) -> None:
         """Give back what all clients hold."""
+        self._sweeping.stop()
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             client.session.close()
 
-    def _sweep(self, now_s: float) -> None:
-        for name, client in list(self._clients.items()):
+    def _sweep(self) -> None:
+        now_s = self._store.now_s()
+        with self._lock:
+            silent = [name for name, client in self._clients.items() if now_s - client.heard_s > _SILENT_S]
+            gone = [self._clients.pop(name) for name in silent]
+            clients = list(self._clients.values())
+        for client in gone:
+            client.session.close()
+        for client in clients:
             client.session.sweep(now_s)
-            if now_s - client.heard_s > _SILENT_S:
-                del self._clients[name]
-                client.session.close()

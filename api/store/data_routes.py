@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+import asyncio
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
+from api.error_schema import Responses, errors
 from api.http_errors import error_body
+from api.store.answers import Found, Reserved
 from api.store.context import GONE, Client, Shared, Writer
+from api.store.moving import BlockResponse, Octets
 from api.store.schema import LookupFields, ReservationFields, key_bytes
 from api.store.waiting import ended
 from kvstore.errors import LeaseExpiredError, RequestError
-from kvstore.frame import checksum
-from kvstore.loading import LoadedBlock
+from kvstore.frame import checksum, copy_and_checksum
+from kvstore.loading import Ticket
 from kvstore.remote.http_transport import CHECKSUM_HEADER, TIER_HEADER
+from kvstore.remote.patience import patience_s
 from kvstore.remote.transport import Offer
 
-_PIECE_BYTES = 1 << 18
 _LONGEST_S = 3600.0
+_BODY_S = 60.0
 
-router = APIRouter(prefix="/store", tags=["store"])
+
+class _Copied(NamedTuple):
+    data: memoryview
+    checksum: int
+    tier: str
+
+
+_OCTETS = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_BLOCK: Responses = {200: {"description": "The block's bytes.", "content": _OCTETS}}
+_BODY = {"requestBody": {"required": True, "description": "The block's bytes.", "content": _OCTETS}}
+
+router = APIRouter(prefix="/store", tags=["store"], responses=errors(429))
 
 
 @router.post("/lookups")
-async def look_up(context: Shared, client: Client, fields: LookupFields) -> dict[str, Any]:
+async def look_up(context: Shared, client: Client, fields: LookupFields) -> Found:
     """Look a prompt's blocks up; what is there is leased under the number returned (0: nothing is)."""
     keys = [key_bytes(key) for key in fields.keys]
     lease, hit = await context.threads.run(lambda: client.look_up(keys, fields.lease_s, fields.ttl_s))
     sizes = iter(record.raw_bytes for record in hit.records)
-    return {
-        "lease": lease,
-        "lease_s": hit.deadline_s - context.store.now_s(),
-        "tiers": hit.tiers,
-        "nbytes": [None if tier is None else next(sizes) for tier in hit.tiers],
-    }
+    return Found(
+        lease=lease,
+        lease_s=hit.deadline_s - context.store.now_s(),
+        tiers=list(hit.tiers),
+        nbytes=[None if tier is None else next(sizes) for tier in hit.tiers],
+    )
 
 
 @router.delete("/lookups/{lease}", status_code=204)
-async def release(client: Client, lease: int) -> None:
+async def release(context: Shared, client: Client, lease: int) -> None:
     """Give a lease back; nothing happens when it is over."""
-    client.release(lease)
+    await context.threads.run(lambda: client.release(lease))
 
 
-@router.get("/lookups/{lease}/blocks/{index}", responses=GONE, response_class=StreamingResponse)
+@router.get("/lookups/{lease}/blocks/{index}", responses=_BLOCK | GONE, response_class=Octets)
 async def load(
     context: Shared,
     client: Client,
@@ -54,43 +69,39 @@ async def load(
 ) -> Response:
     """Return the bytes of a leased block, with their xxh3-64 and their tier in headers."""
     store, hit = context.store, client.lease(lease)
-    ticket = None
-    if hit is not None and 0 <= index < len(hit.keys):
-        try:
-            ticket = await ended(
-                lambda done: store.load(hit, index, store.now_s() + timeout_s, done), timeout_s
-            )
-        except LeaseExpiredError:
-            ticket = None
-    block = None if ticket is None else ticket.take()
-    if block is None:
+    if hit is None or not 0 <= index < len(hit.keys):
+        return _gone("there is no such lease")
+    ends_s = store.now_s() + patience_s(timeout_s)
+    try:
+        ticket = await ended(lambda done: store.load(hit, index, ends_s, done), timeout_s, context.threads)
+    except LeaseExpiredError:
+        return _gone("the lease is over")
+    copied = None if ticket is None else await context.threads.run(lambda: _copied(ticket))
+    if copied is None:
         return _gone("the block is not there")
-    headers = {
-        CHECKSUM_HEADER: f"{checksum(block.data):016x}",
-        TIER_HEADER: block.tier,
-        "Content-Length": str(len(block.data)),
-    }
-    return StreamingResponse(_pieces(block), media_type="application/octet-stream", headers=headers)
+    headers = {CHECKSUM_HEADER: f"{copied.checksum:016x}", TIER_HEADER: copied.tier}
+    return BlockResponse(copied.data, headers, context.moving, client)
 
 
 @router.post("/reservations")
-async def reserve(context: Shared, client: Client, fields: ReservationFields) -> dict[str, int]:
+async def reserve(context: Shared, client: Client, fields: ReservationFields) -> Reserved:
     """Offer a block; returns the number to send its bytes under, 0: it is not wanted, or not from you."""
     offer = Offer(
         key_bytes(fields.namespace), key_bytes(fields.key), key_bytes(fields.parent or ""), fields.nbytes,
         fields.num_tokens, fields.first_token, fields.ttl_s,
     )  # fmt: skip
-    return {"reservation": await context.threads.run(lambda: client.reserve(offer))}
+    return Reserved(reservation=await context.threads.run(lambda: client.reserve(offer)))
 
 
-@router.put("/reservations/{number}", status_code=204, responses=GONE)
+@router.put("/reservations/{number}", status_code=204, responses=GONE | errors(403), openapi_extra=_BODY)
 async def commit(context: Shared, client: Writer, number: int, request: Request) -> Response:
     """Send a reserved block's bytes, all of them; it is visible when this is answered."""
     reservation = client.take(number)
     if reservation is None:
         return _gone("there is no such reservation")
     try:
-        await _fill(reservation.view, request)
+        with context.moving.moves(client, len(reservation.view)):
+            await _fill(reservation.view, request)
     except BaseException:
         reservation.abort()
         raise
@@ -98,28 +109,36 @@ async def commit(context: Shared, client: Writer, number: int, request: Request)
     return Response(status_code=204)
 
 
-@router.delete("/reservations/{number}", status_code=204)
-async def abort(client: Writer, number: int) -> None:
+@router.delete("/reservations/{number}", status_code=204, responses=errors(403))
+async def abort(context: Shared, client: Writer, number: int) -> None:
     """Give a reservation back."""
-    client.abort(number)
+    await context.threads.run(lambda: client.abort(number))
 
 
 async def _fill(view: memoryview, request: Request) -> None:
-    """Receive a body into ``view``. Raises ``RequestError`` when it has another length."""
+    """Receive a body into ``view``. Raises ``RequestError``: it has another length, or comes too slowly."""
     filled = 0
-    async for piece in request.stream():
-        if filled + len(piece) > len(view):
-            raise RequestError("body", f"is longer than the {len(view)} bytes reserved")
-        view[filled : filled + len(piece)] = piece
-        filled += len(piece)
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for piece in request.stream():
+                if filled + len(piece) > len(view):
+                    raise RequestError("body", f"is longer than the {len(view)} bytes reserved")
+                view[filled : filled + len(piece)] = piece
+                filled += len(piece)
+    except TimeoutError:
+        raise RequestError("body", f"was not there within {_BODY_S:.0f} seconds") from None
     if filled < len(view):
         raise RequestError("body", f"has {filled} of the {len(view)} bytes reserved")
 
 
-async def _pieces(block: LoadedBlock) -> AsyncIterator[memoryview]:
+def _copied(ticket: Ticket) -> _Copied | None:
+    """Return a copy of a loaded block, whose memory others need; ``None``: it is not there."""
+    block = ticket.take()
+    if block is None:
+        return None
     try:
-        for start in range(0, len(block.data), _PIECE_BYTES):
-            yield block.data[start : start + _PIECE_BYTES]
+        data = memoryview(bytearray(len(block.data)))
+        return _Copied(data, copy_and_checksum(block.data, data), block.tier)
     finally:
         block.release()
 

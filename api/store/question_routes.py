@@ -2,91 +2,119 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api.store.context import Admin, Client, Shared, Writer
+from api.error_schema import errors
+from api.store.answers import (
+    Causes,
+    Description,
+    Health,
+    Manifest,
+    Manifests,
+    Number,
+    Said,
+    Statistics,
+    Tiers,
+)
+from api.store.context import Client, Shared, Writer
 from api.store.schema import ClearFields, FlushFields, InquiryFields, KeysFields, NamespaceFields, key_bytes
 from api.store.waiting import ended
+from api.tenancy import Operator
+from kvstore.absences import Absence
 from kvstore.errors import RequestError
+from kvstore.interface import Asked
+from kvstore.loading import OnDone
 from kvstore.namespace import Namespace
+from kvstore.remote.patience import patience_s
 from kvstore.remote.reports import health_report, statistics_report
 
 _LONGEST_S = 60.0
 
-router = APIRouter(prefix="/store", tags=["store"])
+router = APIRouter(prefix="/store", tags=["store"], responses=errors(429))
 
 
 @router.get("")
-async def describe(context: Shared, _: Client) -> dict[str, Any]:
+async def describe(context: Shared, _: Client) -> Description:
     """Tell the tiers from the fastest, how long leases last, and whether media have to be asked."""
     store = context.store
-    return {"tiers": store.tier_names, "lease_s": store.config.lease_s, "asks_media": store.asks_media}
+    return Description(
+        tiers=list(store.tier_names), lease_s=store.config.lease_s, asks_media=store.asks_media
+    )
 
 
 @router.post("/namespaces")
-async def register(client: Client, fields: NamespaceFields) -> dict[str, str]:
+async def register(context: Shared, client: Client, fields: NamespaceFields) -> Manifest:
     """Describe a namespace by its manifest; returns the manifest of the one that is used for it."""
     try:
         namespace = Namespace.from_manifest(fields.manifest)
     except ValueError as error:
         raise RequestError("manifest", str(error)) from error
-    return {"value": client.register(namespace).manifest()}
+    own = await context.threads.run(lambda: client.register(namespace))
+    return Manifest(value=own.manifest())
 
 
 @router.get("/known_namespaces")
 async def known_namespaces(
     context: Shared, client: Client, timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_S)] = 5.0
-) -> dict[str, list[str]]:
+) -> Manifests:
     """List the manifests of the namespaces that are known here, the caller's own."""
-    known = await context.threads.run(lambda: context.store.known_namespaces(timeout_s))
-    return {"value": [namespace.manifest() for namespace in known if client.may_know(namespace)]}
+    known = await context.waits.run(lambda: context.store.known_namespaces(timeout_s))
+    return Manifests(value=[namespace.manifest() for namespace in known if client.may_know(namespace)])
 
 
 @router.get("/health")
-async def health(context: Shared, _: Client) -> dict[str, Any]:
+async def health(context: Shared, _: Client) -> Health:
     """Tell the state of each tier, and the worst of them."""
-    return {"value": health_report(context.store.health())}
+    return Health.model_validate({"value": health_report(context.store.health())})
 
 
 @router.get("/statistics")
-async def statistics(context: Shared, _: Client) -> dict[str, Any]:
+async def statistics(context: Shared, client: Client) -> Statistics:
     """Tell what each tier holds and has counted."""
-    return {"value": statistics_report(context.store.statistics())}
+    report = statistics_report(context.store.statistics(), client.tenant)
+    return Statistics.model_validate({"value": report})
 
 
 @router.post("/peek")
-async def peek(context: Shared, client: Client, fields: KeysFields) -> dict[str, Any]:
+async def peek(context: Shared, client: Client, fields: KeysFields) -> Tiers:
     """Tell each block's fastest tier; nothing is leased."""
-    return {"value": context.store.peek(client.own(_keys(fields)))}
+    tiers = await context.threads.run(lambda: context.store.peek(client.own(_keys(fields))))
+    return Tiers(value=list(tiers))
 
 
 @router.post("/why_absent")
-async def why_absent(context: Shared, client: Client, fields: KeysFields) -> dict[str, Any]:
+async def why_absent(context: Shared, client: Client, fields: KeysFields) -> Causes:
     """Tell what became of blocks that a lookup does not find: cause, tier, and when (epoch ms)."""
-    told = [context.store.why_absent(key) for key in client.own(_keys(fields))]
-    return {"value": [(one.cause.value, one.tier, one.at_ms) for one in told]}
+
+    def ask() -> list[Absence]:
+        return [context.store.why_absent(key) for key in client.own(_keys(fields))]
+
+    told = await context.threads.run(ask)
+    return Causes(value=[(one.cause.value, one.tier, one.at_ms) for one in told])
 
 
 @router.post("/inquiries")
-async def inquire(context: Shared, client: Client, fields: InquiryFields) -> dict[str, bool]:
+async def inquire(context: Shared, client: Client, fields: InquiryFields) -> Said:
     """Have shared media asked for blocks, and wait for their answers; says whether all came in time."""
-    store, keys = context.store, client.own(_keys(fields))
-    ends_s = store.now_s() + fields.timeout_s
-    begun = await ended(lambda done: store.inquire(keys, ends_s, done, fields.block_bytes), fields.timeout_s)
-    return {"value": begun is not None or not store.asks_media}
+    store, ends_s = context.store, context.store.now_s() + patience_s(fields.timeout_s)
+
+    def begin(done: OnDone) -> Asked | None:
+        return store.inquire(client.own(_keys(fields)), ends_s, done, fields.block_bytes)
+
+    begun = await ended(begin, fields.timeout_s, context.threads)
+    return Said(value=begun is not None or not store.asks_media)
 
 
-@router.post("/evict")
-async def evict(context: Shared, client: Writer, fields: KeysFields) -> dict[str, int]:
+@router.post("/evict", responses=errors(403))
+async def evict(context: Shared, client: Writer, fields: KeysFields) -> Number:
     """Remove blocks from every tier, but for those in use; returns how many went."""
-    keys = client.own(_keys(fields))
-    return {"value": await context.threads.run(lambda: context.store.evict(keys))}
+    return Number(value=await context.waits.run(lambda: context.store.evict(client.own(_keys(fields)))))
 
 
-@router.post("/quarantine")
-async def quarantine(context: Shared, client: Writer, fields: KeysFields) -> dict[str, bool]:
+@router.post("/quarantine", responses=errors(403))
+async def quarantine(context: Shared, client: Writer, fields: KeysFields) -> Said:
     """Remove wrong blocks, and what was computed on them, and keep them out."""
 
     def quarantine_all() -> bool:
@@ -94,19 +122,19 @@ async def quarantine(context: Shared, client: Writer, fields: KeysFields) -> dic
             context.store.quarantine(key)
         return True
 
-    return {"value": await context.threads.run(quarantine_all)}
+    return Said(value=await context.waits.run(quarantine_all))
 
 
 @router.post("/flush")
-async def flush(context: Shared, _: Client, fields: FlushFields) -> dict[str, bool]:
+async def flush(context: Shared, _: Client, fields: FlushFields) -> Said:
     """Wait until what was stored has reached the lower tiers; says whether it has."""
-    return {"value": await context.threads.run(lambda: context.store.flush(fields.timeout_s))}
+    return Said(value=await context.waits.run(lambda: context.store.flush(fields.timeout_s)))
 
 
-@router.post("/clear")
-async def clear(context: Shared, _: Admin, fields: ClearFields) -> dict[str, int]:
+@router.post("/clear", responses=errors(403))
+async def clear(context: Shared, _: Operator, fields: ClearFields) -> Number:
     """Remove all blocks, but for those in use, from a tier or from all; returns how many went."""
-    return {"value": await context.threads.run(lambda: context.store.clear(fields.tier))}
+    return Number(value=await context.waits.run(lambda: context.store.clear(fields.tier)))
 
 
 def _keys(fields: KeysFields) -> list[bytes]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from api.few_threads import FewThreads
 from api.store import data_routes, question_routes
 from api.store.clients import StoreClients
 from api.store.context import StoreContext
-from kvstore.remote.tenancy import Owners, Tenant
+from api.store.moving import Moving
+from kvstore.remote.tenancy import Owners
 from kvstore.store import TieredStore
 
 
-def add_store_routes(
-    app: FastAPI, store: TieredStore, tenant_of: Callable[[Request], Tenant], owners: Owners | None = None
-) -> StoreContext:
+def add_store_routes(app: FastAPI, store: TieredStore, owners: Owners | None = None) -> StoreContext:
     """Let ``app`` answer for ``store``; what is returned is to be closed with it."""
     context = StoreContext(
-        store, StoreClients(store, owners or Owners()), tenant_of, FewThreads("store", 8, 256)
+        store,
+        StoreClients(store, owners or Owners()),
+        FewThreads("store", 8, 256),
+        FewThreads("store-waits", 8, 64),
+        Moving(),
     )
     app.state.store = context
     app.include_router(question_routes.router)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from api.few_threads import FewThreads
 from kvstore.loading import OnDone
 
 
@@ -24,14 +25,17 @@ class Begun(Protocol):
 _B = TypeVar("_B", bound=Begun)
 
 
-async def ended(begin: Callable[[OnDone], _B | None], timeout_s: float) -> _B | None:
-    """Begin something that calls back when it is done, and wait; ``None``: nothing begun, or not in time."""
+async def ended(begin: Callable[[OnDone], _B | None], timeout_s: float, threads: FewThreads) -> _B | None:
+    """Begin something on ``threads`` that calls back when it is done, and wait.
+
+    ``None``: nothing was begun, or it was not done in time.
+    """
     loop, is_over = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:
         loop.call_soon_threadsafe(is_over.set)
 
-    begun = begin(tell)
+    begun = await threads.run(lambda: begin(tell), lambda left: None if left is None else left.abandon())
     if begun is None or begun.done():
         return begun
     try:

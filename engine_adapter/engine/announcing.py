@@ -47,7 +47,7 @@ class Announcer:
             answer_keys=tuple(keys[num_prompt:]),
             output_tokens=sequence.num_generated,
             namespace=sequence.namespace.digest if sequence.keys else b"",
-            tenant=sequence.namespace.salt if sequence.keys else "",
+            tenant=sequence.namespace.tenant if sequence.keys else "",
             tokens_by_tier={tier: num for tier, num in usage.tokens_by_source.items() if tier != COMPUTED},
             stop=reason,
             reads=sequence.cache.reads,

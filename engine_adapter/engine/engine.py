@@ -173,25 +173,33 @@ class Engine:
         return self._accounts.recent()
 
     def explain(
-        self, prompt_ids: Seq[int], salt: str = "", mode: Mode | None = None, lora: str | None = None
+        self,
+        prompt_ids: Seq[int],
+        salt: str = "",
+        mode: Mode | None = None,
+        lora: str | None = None,
+        tenant: str = "",
     ) -> Explanation:
         """Return what would be done with a prompt now and why, without running it. Thread-safe.
 
         Blocks on the media of tiers, for some seconds at most; the engine goes on meanwhile. Raises
         what ``submit`` raises for a prompt, or ``StoreClosedError``.
         """
-        request = Request(prompt_ids, salt=salt, lora=lora)
+        request = Request(prompt_ids, salt=salt, lora=lora, tenant=tenant)
         self._require_servable(request)
         return self._explainer.explain(request, mode or self.mode, len(self._scheduler.waiting))
 
-    def prefix_keys(self, prompt_ids: Seq[int], salt: str = "", lora: str | None = None) -> list[bytes]:
+    def prefix_keys(
+        self, prompt_ids: Seq[int], salt: str = "", lora: str | None = None, tenant: str = ""
+    ) -> list[bytes]:
         """Return the keys of a prompt's whole blocks, by which the store knows it; shared media are asked.
 
         Thread-safe. Blocks on the media for some seconds at most. Raises what ``submit`` raises for a prompt,
         or ``StoreClosedError``.
         """
-        self._require_servable(Request(prompt_ids, salt=salt, lora=lora))
-        namespace = self._prefix.namespace_of(salt, lora)
+        request = Request(prompt_ids, salt=salt, lora=lora, tenant=tenant)
+        self._require_servable(request)
+        namespace = self._prefix.namespace_of(request)
         self._prefix.store.register_namespace(namespace)
         keys = chain_keys(namespace.digest, prompt_ids, namespace.block_tokens)
         self._explainer.find(keys)

@@ -96,7 +96,7 @@ class Explainer:
 
         Nothing is leased, touched or extended. Raises ``EngineClosedError`` or ``StoreClosedError``.
         """
-        namespace = self._prefix.namespace_of(request.salt, request.lora)
+        namespace = self._prefix.namespace_of(request)
         keys = chain_keys(namespace.digest, request.prompt_ids, namespace.block_tokens)
         tiers = self.find(keys)
         costs = self._costs(_for_plan(tiers, mode), request, num_waiting)

@@ -17,7 +17,7 @@ _MOST_SESSIONS = 4096
 _MOST_WAITING = 16
 _MOST_BLOCKS = 1 << 16
 
-_Name = tuple[str, str]
+_Name = tuple[str, str, str]
 
 
 class Sessions:
@@ -107,4 +107,4 @@ class Foreseeing:
 
 
 def _name(request: Request) -> _Name | None:
-    return None if request.session is None else (request.salt, request.session)
+    return None if request.session is None else (request.tenant, request.salt, request.session)

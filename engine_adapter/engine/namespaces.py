@@ -16,12 +16,12 @@ class Namespaces:
     base: Namespace
     loras: Mapping[str, str]
 
-    def of(self, salt: str, lora: str | None) -> Namespace:
-        """Return the namespace of the tenant with this secret, for that adapter."""
+    def of(self, salt: str, lora: str | None, tenant: str) -> Namespace:
+        """Return a tenant's namespace for that adapter, of those who know this secret."""
         namespace = self.base if lora is None else self.base.with_lora(self.loras[lora], lora)
-        return namespace.with_salt(salt)
+        return namespace.with_salt(salt, tenant)
 
     def register(self, store: TieredStore) -> None:
         """Have manifests kept of those that need no secret. Never blocks."""
         for lora in (None, *self.loras):
-            store.register_namespace(self.of("", lora))
+            store.register_namespace(self.of("", lora, ""))

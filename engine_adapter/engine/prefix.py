@@ -9,7 +9,7 @@ from dataclasses import replace
 from backends.device import DevicePool
 from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads, Owner, Ownership
-from engine_adapter.engine.request import CacheUse
+from engine_adapter.engine.request import CacheUse, Request
 from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.storing import Storable
 from engine_adapter.engine.traffic import Traffic
@@ -48,9 +48,9 @@ class PrefixCache:
         self._namespaces = replace(self._namespaces, base=namespace)
         self._namespaces.register(self.store)
 
-    def namespace_of(self, salt: str, lora: str | None) -> Namespace:
-        """Return the namespace of the tenant with this secret, for that adapter; from any thread."""
-        return self._namespaces.of(salt, lora)
+    def namespace_of(self, request: Request) -> Namespace:
+        """Return the namespace of a request's blocks; from any thread."""
+        return self._namespaces.of(request.salt, request.lora, request.tenant)
 
     def attach(self, sequence: Sequence, num_spare: int) -> bool:
         """Give ``sequence`` the blocks of its prefill, sharing published ones.
@@ -247,7 +247,7 @@ class PrefixCache:
     def _prefill_keys(self, sequence: Sequence) -> list[bytes]:
         if sequence.cache is CacheUse.OFF:
             return []
-        sequence.namespace = self.namespace_of(sequence.request.salt, sequence.request.lora)
+        sequence.namespace = self.namespace_of(sequence.request)
         return chain_keys(sequence.namespace.digest, sequence.tokens, self._step)
 
     def _acquire(self, keys: list[bytes], ended: Container[bytes]) -> dict[int, int]:

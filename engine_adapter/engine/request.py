@@ -108,9 +108,10 @@ class Request:
     ``constraint`` is what the answers must look like, compiled by the engine's own ``constraints``; an answer
     that is cut short, at its length or by a stop string, may be the beginning of what fits.
     A request with a smaller ``priority`` goes first, however long others have waited.
-    ``salt`` is a tenant's secret: requests with different salts never share a block. ``ttl_s``
-    ends the blocks this request leaves behind. ``session``, ``end_session`` and
-    ``expected_pause_s`` tell policies when the prefix will be wanted again.
+    ``tenant`` is whose it is, of those who are known by a token, and ``salt`` a secret: requests of different
+    tenants, or with different salts, never share a block. ``ttl_s`` ends the blocks this request leaves
+    behind. ``session``, ``end_session`` and ``expected_pause_s`` tell policies when the prefix will be wanted
+    again.
     """
 
     prompt_ids: Sequence[int]
@@ -119,6 +120,7 @@ class Request:
     mode: Mode | None = None
     ttl_s: float | None = None
     salt: str = ""
+    tenant: str = ""
     session: str | None = None
     end_session: bool = False
     expected_pause_s: float | None = None

@@ -11,6 +11,7 @@ from kvstore.errors import ChannelError
 from kvstore.namespace import Namespace
 from kvstore.remote import wire
 from kvstore.remote.channel import Channel, Message
+from kvstore.remote.places import places_of
 from kvstore.remote.reports import health_report, statistics_report
 from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Role
@@ -51,7 +52,7 @@ class Calls:
             "quarantine": self._quarantine,
             "flush": lambda said: self._store.flush(_seconds(said)),
             "health": lambda _said: health_report(self._store.health()),
-            "statistics": lambda _said: statistics_report(self._store.statistics()),
+            "statistics": lambda _said: statistics_report(self._store.statistics(), session.tenant),
         }
 
     def answer(self, message: Message) -> None:
@@ -74,7 +75,7 @@ class Calls:
         keys = wire.unpack_keys(body[wire.ASKED.size :])
         number, hit = self._session.look_up(keys, _given(lease_s), _given(ttl_s))
         left_s = hit.deadline_s - self._store.now_s()
-        places = self._session.places(hit)
+        places = places_of(self._store, hit)
         head = wire.HIT_HEAD.pack(number, left_s, len(places))
         self._channel.send(Kind.HIT, head, wire.pack_places(places))
 
@@ -140,7 +141,7 @@ class Calls:
         return self._store.evict(self._keys(said))
 
     def _clear(self, said: dict[str, Any]) -> object:
-        self._session.tenant.require(Role.ADMIN)
+        self._session.tenant.require_operator()
         tier = said.get("tier")
         return self._store.clear(tier if isinstance(tier, str) else None)
 

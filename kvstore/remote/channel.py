@@ -31,10 +31,14 @@ class Message(NamedTuple):
 
 
 class Channel:
-    """One end of a connection. Sending and receiving may be done by two threads, each by one at a time."""
+    """One end of a connection. Sending and receiving may be done by two threads, each by one at a time.
 
-    def __init__(self, connected: socket.socket) -> None:
+    Unless it ``takes_descriptors``, the kernel closes those that come.
+    """
+
+    def __init__(self, connected: socket.socket, *, takes_descriptors: bool = True) -> None:
         self._socket = connected
+        self._ancillary_bytes = socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES) if takes_descriptors else 0
         self._received = bytearray()
         self._descriptors: list[int] = []
 
@@ -86,7 +90,7 @@ class Channel:
     def _receive_more(self, num_bytes: int) -> None:
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
-                max(num_bytes, _RECEIVED_BYTES), socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES)
+                max(num_bytes, _RECEIVED_BYTES), self._ancillary_bytes
             )
         except OSError as error:
             raise ChannelError(f"receiving failed: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from kvstore.errors import AccessError, ChannelError, ConfigError
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 _MOST_JSON_BYTES = 64 << 20
+_NOT_NOW = frozenset({404, 429})
 
 
 class HttpCalls:
@@ -33,22 +35,27 @@ class HttpCalls:
             self._headers["Authorization"] = f"Bearer {token}"
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
         self._idle: SimpleQueue[HTTPConnection] = SimpleQueue()
+        self._in_use: set[HTTPConnection] = set()
+        self._is_closed = False
 
     def ask(self, method: str, path: str, said: object = None, timeout_s: float = 0.0) -> Any:
-        """Return the JSON that a request is answered with; ``None`` for an empty answer or 404."""
+        """Return the JSON that a request is answered with; ``None``: an empty answer, 404, or not now."""
         body = None if said is None else json.dumps(said, separators=(",", ":")).encode()
         headers = {"Content-Type": "application/json"} if body else {}
         with self._answered(method, path, body, headers, timeout_s) as response:
             told = response.read(_MOST_JSON_BYTES)
         _refuse_refusals(response.status, told)
-        return json.loads(told) if told and response.status != 404 else None
+        try:
+            return json.loads(told) if told and response.status not in _NOT_NOW else None
+        except (ValueError, RecursionError) as error:
+            raise ChannelError("an answer is not JSON") from error
 
     def send(self, path: str, data: memoryview, timeout_s: float = 0.0) -> bool:
-        """Send bytes; ``False``: nobody wants them any more."""
+        """Send bytes; ``False``: nobody wants them any more, or now."""
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(len(data))}
         with self._answered("PUT", path, data, headers, timeout_s) as response:
             told = response.read(_MOST_JSON_BYTES)
-        if response.status == 404:
+        if response.status in _NOT_NOW:
             return False
         _refuse_refusals(response.status, told)
         return True
@@ -61,8 +68,7 @@ class HttpCalls:
         with self._answered("GET", path, None, {}, timeout_s) as response:
             if response.status != 200 or response.getheader("Content-Length") != str(len(out)):
                 told = response.read()
-                if response.status not in {200, 404}:
-                    _refuse_refusals(response.status, told)
+                _refuse_refusals(response.status, told)
                 return None
             filled = 0
             while filled < len(out):
@@ -74,7 +80,12 @@ class HttpCalls:
         return response.headers
 
     def close(self) -> None:
-        """Close connections that nobody uses."""
+        """End all connections; whoever waits for an answer gets none."""
+        self._is_closed = True
+        for connection in list(self._in_use):
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
         with suppress(Empty):
             while True:
                 self._idle.get_nowait().close()
@@ -90,6 +101,7 @@ class HttpCalls:
     ) -> Iterator[HTTPResponse]:
         """Send a request and yield its answer, to be read to its end."""
         connection = self._connection(timeout_s + _ANSWER_S)
+        self._in_use.add(connection)
         try:
             response = self._request(connection, method, path, body, {**self._headers, **headers})
             yield response
@@ -99,7 +111,9 @@ class HttpCalls:
         except BaseException:
             connection.close()
             raise
-        if response.will_close:
+        finally:
+            self._in_use.discard(connection)
+        if response.will_close or self._is_closed:
             connection.close()
         else:
             self._idle.put(connection)
@@ -117,7 +131,7 @@ class HttpCalls:
             connection.request(method, path, body, headers)
             return connection.getresponse()
         except (OSError, HTTPException):
-            if not is_kept:
+            if not is_kept or self._is_closed:
                 raise
         connection.close()  # a kept connection may have been ended by the server meanwhile
         connection.request(method, path, body, headers)
@@ -141,7 +155,7 @@ class HttpCalls:
 
 
 def _refuse_refusals(status: int, body: bytes) -> None:
-    if status < 400 or status == 404:
+    if status < 400 or status in _NOT_NOW:
         return
     try:
         reason = str(json.loads(body)["error"]["message"])

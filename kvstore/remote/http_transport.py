@@ -69,7 +69,7 @@ class HttpTransport:
         """Ask for the server's tiers, if it answers. Raises ``AccessError`` if it sends us away."""
         self._calls = HttpCalls(address.url, address.token)
         self._clock = clock
-        self._arena = Arena(address.memory_bytes)
+        self._arena = Arena(address.memory_bytes, spare_bytes=address.memory_bytes // 2)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-store")
         self._described: dict[bytes, Namespace] = {}
         self._num_sending = 0
@@ -98,24 +98,31 @@ class HttpTransport:
     def look_up(self, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None) -> Found | None:
         self.wait_until_sent(math.inf)
         said = {"keys": [key.hex() for key in keys], "lease_s": lease_s, "ttl_s": ttl_s}
-        told = self._try(lambda: self._calls.ask("POST", "/store/lookups", said))
-        if told is None:
-            return None
-        numbers = {name: number for number, name in enumerate(self.tiers)}
-        places = [
-            NOWHERE if tier not in numbers else Place(numbers[tier], 0, 0, nbytes, 0, 0)
-            for tier, nbytes in zip(told["tiers"], told["nbytes"], strict=True)
-        ]
-        return Found(told["lease"], told["lease_s"], places)
+
+        def look_up() -> Found | None:
+            told = self._calls.ask("POST", "/store/lookups", said)
+            if told is None:
+                return None
+            numbers = {name: number for number, name in enumerate(self.tiers)}
+            places = [
+                NOWHERE if tier not in numbers else Place(numbers[tier], 0, 0, int(nbytes), 0, 0)
+                for tier, nbytes in zip(told["tiers"], told["nbytes"], strict=True)
+            ]
+            return Found(int(told["lease"]), float(told["lease_s"]), places)
+
+        return self._try(look_up)
 
     def release(self, found: Found) -> None:
         if found.lease and not self._server.is_closed:
-            self._behind(lambda: self._calls.ask("DELETE", f"/store/lookups/{found.lease}"))
+            self._behind(
+                lambda: self._try(lambda: self._calls.ask("DELETE", f"/store/lookups/{found.lease}"))
+            )
 
     def load(self, found: Found, index: int, timeout_s: float, on_done: OnDone | None) -> Ticket:
         load = Load()
         ticket = Ticket.on(load, on_done, None)
-        self._threads.submit(self._load, load, found, index, min(timeout_s, _LONGEST_S))
+        if not self._behind(lambda: self._load(load, found, index, min(timeout_s, _LONGEST_S))):
+            load.finish(None)
         return ticket
 
     def load_into(self, found: Found, index: int, out: memoryview, timeout_s: float) -> bool:
@@ -130,9 +137,13 @@ class HttpTransport:
             "nbytes": offer.nbytes, "num_tokens": offer.num_tokens, "first_token": offer.first_token,
             "ttl_s": offer.ttl_s,
         }  # fmt: skip
-        told = self._try(lambda: self._calls.ask("POST", "/store/reservations", said))
-        if told is not None and told["reservation"]:
-            return SentMemory(self, told["reservation"], slot)
+
+        def reserve() -> int:
+            told = self._calls.ask("POST", "/store/reservations", said)
+            return 0 if told is None else int(told["reservation"])
+
+        if number := self._try(reserve):
+            return SentMemory(self, number, slot)
         slot.free()
         return None
 
@@ -143,10 +154,13 @@ class HttpTransport:
         said = {"keys": [key.hex() for key in keys], "timeout_s": timeout_s, "block_bytes": block_bytes}
 
         def ask() -> None:
-            self._try(lambda: self._calls.ask("POST", "/store/inquiries", said, timeout_s))
-            inquiry.end()
+            try:
+                self._try(lambda: self._calls.ask("POST", "/store/inquiries", said, timeout_s))
+            finally:
+                inquiry.end()
 
-        self._threads.submit(ask)
+        if not self._behind(ask):
+            inquiry.end()
         return inquiry
 
     def ask(self, method: str, timeout_s: float = 0.0, **said: object) -> Any:
@@ -155,8 +169,12 @@ class HttpTransport:
         is_read = method in _READ_BY_GET
         verb, body = ("GET", None) if is_read else ("POST", said)
         path = f"/store/{method}?{urlencode(said)}" if is_read and said else f"/store/{method}"
-        told = self._try(lambda: self._calls.ask(verb, path, body, timeout_s))
-        return None if told is None else told["value"]
+
+        def ask() -> Any:
+            told = self._calls.ask(verb, path, body, timeout_s)
+            return None if told is None else told["value"]
+
+        return self._try(ask)
 
     def wait_until_sent(self, timeout_s: float) -> bool:
         with self._sent:
@@ -168,8 +186,8 @@ class HttpTransport:
 
     def close(self) -> None:
         self._server.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._calls.close()
+        self._threads.shutdown(wait=False)  # what waits in line fails at once
 
     def send(self, number: int, slot: Slot) -> None:
         """Send a reserved block's bytes, behind."""
@@ -185,12 +203,13 @@ class HttpTransport:
 
         with self._sent:
             self._num_sending += 1
-        self._threads.submit(send)
+        if not self._behind(send):
+            send()
 
     def give_up(self, number: int, slot: Slot) -> None:
         """Have the server forget a reservation, behind."""
         slot.free()
-        self._behind(lambda: self._calls.ask("DELETE", f"/store/reservations/{number}"))
+        self._behind(lambda: self._try(lambda: self._calls.ask("DELETE", f"/store/reservations/{number}")))
 
     def _slot(self, nbytes: int, wait_s: float) -> Slot | None:
         slot = self._arena.allocate(nbytes)
@@ -203,15 +222,20 @@ class HttpTransport:
         return slot
 
     def _load(self, load: Load, found: Found, index: int, timeout_s: float) -> None:
-        slot = self._arena.allocate(found.places[index].nbytes) if load.is_wanted() else None
-        tier = None if slot is None else self._receive(found.lease, index, slot.view, timeout_s)
-        if slot is not None and tier is not None:
-            shared = SharedBytes(slot.view, slot.free, tier=tier, slot=slot)
-            load.finish(lambda _num_readers: shared)
-            return
-        if slot is not None:
-            slot.free()
-        load.finish(None)
+        """Bring a block here, and tell whoever waits of the end, whatever happens."""
+        slot, tier = None, None
+        try:
+            slot = self._arena.allocate(found.places[index].nbytes) if load.is_wanted() else None
+            if slot is not None:
+                tier = self._receive(found.lease, index, slot.view, timeout_s)
+        finally:
+            if slot is not None and tier is not None:
+                shared = SharedBytes(slot.view, slot.free, tier=tier, slot=slot)
+                load.finish(lambda _num_readers: shared)
+            else:
+                if slot is not None:
+                    slot.free()
+                load.finish(None)
 
     def _receive(self, lease: int, index: int, out: memoryview, timeout_s: float) -> str | None:
         """Receive a leased block and verify it; returns its tier, ``None``: it is not there."""
@@ -221,8 +245,13 @@ class HttpTransport:
             return None
         return headers.get(TIER_HEADER, "")
 
-    def _behind(self, call: Callable[[], object]) -> None:
-        self._threads.submit(lambda: self._try(call))
+    def _behind(self, call: Callable[[], object]) -> bool:
+        """Do something on a thread of our own; ``False``: we are closed."""
+        try:
+            self._threads.submit(call)
+        except RuntimeError:
+            return False
+        return True
 
     def _describe(self, namespace: Namespace) -> Namespace:
         told = self._calls.ask("POST", "/store/namespaces", {"manifest": namespace.manifest()})
@@ -238,10 +267,14 @@ class HttpTransport:
             return call()
         except ChannelError as error:
             self._server.lose(error.reason)
-            return None
+        except (KeyError, TypeError, ValueError):
+            self._server.lose("the server's answer makes no sense")
+        return None
 
     def _connect(self) -> dict[str, Any]:
-        facts: dict[str, Any] = self._calls.ask("GET", "/store")
+        facts = self._calls.ask("GET", "/store")
+        if not isinstance(facts, dict) or not facts.keys() >= {"tiers", "asks_media"}:
+            raise ChannelError("what answers there is no store")
         for namespace in list(self._described.values()):
             self._describe(namespace)
         return facts

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kvstore.arena import Slot
-from kvstore.remote.wire import Place
+from kvstore.leases import Hit
+from kvstore.remote.wire import NOWHERE, Place
+from kvstore.store import TieredStore
 
 
 def place_of(tier: int, nbytes: int, slot: Slot | None, known_checksum: int | None) -> Place:
@@ -13,3 +15,17 @@ def place_of(tier: int, nbytes: int, slot: Slot | None, known_checksum: int | No
         return Place(tier, 0, 0, nbytes, 0, 0)
     generation = slab.memory.generations[slot.offset // slab.stride_bytes]
     return Place(tier, slab.number, slot.offset, nbytes, generation, known_checksum)
+
+
+def places_of(store: TieredStore, hit: Hit) -> list[Place]:
+    """Return where each block of a hit lies."""
+    tier_numbers = {name: number for number, name in enumerate(store.tier_names)}
+    slots = iter(zip(hit.records, store.places(hit), strict=True))
+    places = []
+    for tier in hit.tiers:
+        if tier is None:
+            places.append(NOWHERE)
+            continue
+        record, slot = next(slots)
+        places.append(place_of(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
+    return places

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from kvstore.remote.tenancy import Tenant
 from kvstore.statistics import Health, State, StoreStatistics, TierHealth, TierStatistics
 
 
@@ -20,8 +21,11 @@ def health_told(report: dict[str, Any]) -> Health:
     return Health(State(report["state"]), tiers, report["reason"])
 
 
-def statistics_report(statistics: StoreStatistics) -> dict[str, Any]:
-    """Return a store's statistics as plain data."""
+def statistics_report(statistics: StoreStatistics, tenant: Tenant) -> dict[str, Any]:
+    """Return a store's statistics as plain data; to a tenant without those of other tenants."""
+    if tenant.name:
+        tiers = tuple(replace(tier, groups=()) for tier in statistics.tiers)
+        statistics = replace(statistics, tiers=tiers, pins=())
     return asdict(statistics)
 
 

@@ -6,8 +6,10 @@ import logging
 import os
 import secrets
 import socket
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock, Thread
 
@@ -24,8 +26,11 @@ from kvstore.store import TieredStore
 _log = logging.getLogger(__name__)
 
 _MOST_CLIENTS = 256
+_MOST_CONNECTIONS = 2048
+_MOST_CHANNELS = 32
 _HELLO_S = 5.0
 _TICK_S = 1.0
+_PAUSE_S = 0.1
 _MOST_PATH_BYTES = 107
 
 
@@ -67,11 +72,17 @@ class SocketServer:
         self._owners = owners or Owners()
         self._clients: dict[int, _Client] = {}
         self._num_clients = 0
+        self._num_connections = 0
         self._lock = Lock()
         self._is_open = True
         self._listener = _listen(config)
         self._accepting = Thread(target=self._accept, name="socket-accepts", daemon=True)
         self._accepting.start()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new clients are let in: its thread lives."""
+        return self._accepting.is_alive()
 
     @property
     def num_clients(self) -> int:
@@ -92,13 +103,40 @@ class SocketServer:
     def _accept(self) -> None:
         with self._listener:
             while self._is_open:
-                with suppress(TimeoutError, OSError):
-                    connected, _ = self._listener.accept()
-                    connected.settimeout(_HELLO_S)
-                    Thread(target=self._serve, args=(Channel(connected),), name="client", daemon=True).start()
-                self._tick()
+                try:
+                    self._accept_one()
+                except Exception:  # noqa: BLE001  no fault of one moment may keep all later clients out
+                    _log.exception("a client could not be let in")
+                    time.sleep(_PAUSE_S)
         with suppress(OSError):
             self._config.path.unlink()
+
+    def _accept_one(self) -> None:
+        """Let the next client in, if one comes within a tick."""
+        try:
+            connected, _ = self._listener.accept()
+        except TimeoutError:
+            self._tick()
+            return
+        with self._lock:
+            is_full = self._num_connections >= _MOST_CONNECTIONS
+            self._num_connections += not is_full
+        if is_full:
+            connected.close()
+            return
+        try:
+            connected.settimeout(_HELLO_S)
+            channel = Channel(connected, takes_descriptors=False)
+            Thread(target=self._serve, args=(channel,), name="client", daemon=True).start()
+        except BaseException:
+            connected.close()
+            self._forget_connection()
+            raise
+        self._tick()
+
+    def _forget_connection(self) -> None:
+        with self._lock:
+            self._num_connections -= 1
 
     def _tick(self) -> None:
         with self._lock:
@@ -119,6 +157,7 @@ class SocketServer:
         finally:
             channel.shut()
             channel.close()
+            self._forget_connection()
 
     def _greet(self, channel: Channel, message: Message) -> None:
         said = unpack_json(message.body)
@@ -153,6 +192,7 @@ class SocketServer:
 
     def _enter(self, session: Session, channel: Channel) -> tuple[int, _Client]:
         client = _Client(session, secrets.token_hex(16), [channel])
+        session.on_ended = partial(_shut_all, client)
         with self._lock:
             if len(self._clients) >= _MOST_CLIENTS or not self._is_open:
                 session.close()
@@ -170,8 +210,11 @@ class SocketServer:
         number = said.get("client")
         with self._lock:
             client = self._clients.get(number) if isinstance(number, int) else None
-        if client is None or not secrets.compare_digest(client.secret, _text(said.get("secret")) or ""):
+        secret = (_text(said.get("secret")) or "").encode()
+        if client is None or not secrets.compare_digest(client.secret.encode(), secret):
             raise AccessError("there is no such client")
+        if len(client.channels) >= _MOST_CHANNELS:
+            raise ConfigError("connect", f"a client may have {_MOST_CHANNELS} connections")
         client.channels.append(channel)
         channel.send(Kind.WELCOME, pack_json({}))
         if is_listening:
@@ -185,11 +228,8 @@ class SocketServer:
         channel.set_timeout(None)
         calls = Calls(session, self._store, self._arena, channel)
         while self._is_open:
-            message = channel.receive()
-            if message.descriptor >= 0:
-                os.close(message.descriptor)
             try:
-                calls.answer(message)
+                calls.answer(channel.receive())
             except PrefixdError as error:
                 if isinstance(error, ChannelError):
                     raise
@@ -197,9 +237,13 @@ class SocketServer:
 
 
 def _part_with(client: _Client) -> None:
+    _shut_all(client)
+    client.session.close()
+
+
+def _shut_all(client: _Client) -> None:
     for channel in list(client.channels):
         channel.shut()
-    client.session.close()
 
 
 def _refuse(channel: Channel, error: PrefixdError) -> None:
@@ -208,7 +252,8 @@ def _refuse(channel: Channel, error: PrefixdError) -> None:
 
 
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    """Return a text that was sent; ``None``: it is none, or cannot be one."""
+    return value if isinstance(value, str) and value.isascii() else None
 
 
 def _listen(config: SocketConfig) -> socket.socket:

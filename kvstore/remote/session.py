@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import NamedTuple
 
-from kvstore.errors import ChannelError, PrefixdError
-from kvstore.frame import checksum, copy_and_checksum
+from kvstore.errors import ChannelError, PrefixdError, RequestError
+from kvstore.frame import copy_and_checksum
 from kvstore.leases import Hit
-from kvstore.loading import LoadedBlock, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
-from kvstore.remote.places import place_of
+from kvstore.remote.client_loads import ClientLoads
+from kvstore.remote.patience import patience_s
 from kvstore.remote.tenancy import Owners, Role, Tenant
 from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
 from kvstore.store import TieredStore
 from kvstore.storing import Reservation
 
+_log = logging.getLogger(__name__)
+
 _MOST_LEASES = 4096
-_MOST_TICKETS = 4096
+_LONGEST_LEASE_S = 3600.0
+_MOST_INQUIRIES = 64
+_MOST_JOBS = 16_384
+_MOST_NAMESPACES = 1024
 _RESERVED_S = 60.0
-_LONGEST_INQUIRY_S = 60.0
 _NO_KEY = bytes(16)
 _NO_BYTES = memoryview(b"")
 
@@ -42,7 +47,8 @@ class Session:
     """What one client may do and holds. Thread-safe; its worker copies, and tells what has ended.
 
     ``staging`` is memory that the client writes to at any time: it is copied, and only the copy counts.
-    ``most_reserved_bytes`` bounds what it may have reserved.
+    ``most_reserved_bytes`` bounds what it may have reserved. ``on_ended`` is called when all was given back,
+    because the client is gone or the worker was broken off by a fault.
     """
 
     def __init__(
@@ -60,25 +66,36 @@ class Session:
         self._staging = staging
         self._namespaces: dict[bytes, Namespace] = {}
         self._leases: dict[int, Hit] = {}
-        self._tickets: dict[int, Ticket] = {}
-        self._loaded: dict[int, LoadedBlock] = {}
         self._reservations: dict[int, Reserved] = {}
         self._numbers = count(1)
         self._lock = Lock()
         self._news: Channel | None = None
-        self._jobs: SimpleQueue[partial[None] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._num_commits = 0
+        self._num_inquiries = 0
         self._committed = Condition(self._lock)
         self._is_open = True
+        self.loads = ClientLoads(store, self._jobs.put, self._tell_loaded)
+        self.on_ended: Callable[[], None] = _nothing
         Thread(target=self._work, name="client-copies", daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still answers for its client."""
+        return self._is_open
 
     def listen(self, news: Channel) -> None:
         """Tell what ends over this connection from now on."""
         self._news = news
 
     def register(self, namespace: Namespace) -> Namespace:
-        """Return the tenant's own namespace for what a client describes; its blocks may be named then."""
+        """Return the tenant's own namespace for what a client describes; its blocks may be named then.
+
+        Raises ``RequestError`` when a client describes too many.
+        """
         own = self.tenant.own(namespace)
+        if len(self._namespaces) >= _MOST_NAMESPACES and own.digest not in self._namespaces:
+            raise RequestError("namespace", f"a client may use {_MOST_NAMESPACES} of them")
         self._owners.note(self.tenant, own)
         self._namespaces[own.digest] = own
         self.store.register_namespace(own)
@@ -102,7 +119,8 @@ class Session:
     def look_up(self, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None) -> tuple[int, Hit]:
         """Look blocks up; returns the lease's number (0: nothing is leased) and the hit."""
         self._wait_for_commits()
-        hit = self.store.lookup(self.own(keys), lease_s, ttl_s)
+        asked_s = None if lease_s is None else min(lease_s, _LONGEST_LEASE_S)
+        hit = self.store.lookup(self.own(keys), asked_s, ttl_s)
         if not hit.records:
             return 0, hit
         with self._lock:
@@ -115,19 +133,6 @@ class Session:
             self._leases[number] = hit
         return number, hit
 
-    def places(self, hit: Hit) -> list[Place]:
-        """Return where each block of a hit lies."""
-        tier_numbers = {name: number for number, name in enumerate(self.store.tier_names)}
-        slots = iter(zip(hit.records, self.store.places(hit), strict=True))
-        places = []
-        for tier in hit.tiers:
-            if tier is None:
-                places.append(NOWHERE)
-                continue
-            record, slot = next(slots)
-            places.append(place_of(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
-        return places
-
     def lease(self, number: int) -> Hit | None:
         """Return what is held under a number; ``None``: nothing is."""
         return self._leases.get(number)
@@ -137,43 +142,29 @@ class Session:
         with self._lock:
             hit = self._leases.pop(lease, None)
         if hit is not None:
-            hit.release()
+            self.loads.release(hit)
 
     def load(self, lease: int, index: int, number: int, timeout_s: float) -> None:
         """Begin to load a leased block; its end is told under ``number``, once."""
-        done = partial(self._jobs.put, partial(self._tell_loaded, number))
-        with self._lock:
-            hit = self._leases.get(lease)
-            is_fit = hit is not None and index < len(hit.keys) and number not in self._tickets
-            if hit is None or not is_fit or len(self._tickets) + len(self._loaded) >= _MOST_TICKETS:
-                self._jobs.put(partial(self._tell_ended, number, None))
-                return
-            deadline_s = self.store.now_s() + (timeout_s if math.isfinite(timeout_s) else 1e9)
-            try:
-                ticket = self.store.load(hit, index, deadline_s, done)
-            except PrefixdError:
-                self._jobs.put(partial(self._tell_ended, number, None))
-                return
-            self._tickets[number] = ticket
-        if ticket.done():
-            done()
+        self._refuse_flood()
+        self.loads.begin(self._leases.get(lease), index, number, timeout_s)
 
     def let_go(self, number: int) -> None:
         """Give a load up, or its bytes back."""
-        with self._lock:
-            ticket, loaded = self._tickets.pop(number, None), self._loaded.pop(number, None)
-        if ticket is not None:
-            ticket.abandon()
-        if loaded is not None:
-            loaded.release()
+        self.loads.let_go(number)
 
     def inquire(self, number: int, keys: Sequence[bytes], timeout_s: float, block_bytes: int | None) -> None:
         """Ask the media that must be asked; the end is told under ``number``, once."""
-        done = partial(self._jobs.put, partial(self._tell, Kind.INQUIRED, NUMBER.pack(number)))
+        self._refuse_flood()
+        done = partial(self._jobs.put, partial(self._end_inquiry, number))
+        with self._lock:
+            self._num_inquiries += 1
+            is_refused = self._num_inquiries > _MOST_INQUIRIES or not self._is_open or not keys
         inquiry = None
-        if self._is_open and len(keys) > 0:
-            deadline_s = self.store.now_s() + min(timeout_s, _LONGEST_INQUIRY_S)
-            inquiry = self.store.inquire(self.own(keys), deadline_s, done, block_bytes)
+        if not is_refused:
+            with suppress(PrefixdError):
+                deadline_s = self.store.now_s() + patience_s(timeout_s)
+                inquiry = self.store.inquire(self.own(keys), deadline_s, done, block_bytes)
         if inquiry is None or inquiry.done():
             done()
 
@@ -208,6 +199,7 @@ class Session:
 
     def commit(self, number: int, offset: int) -> None:
         """Copy a reserved block's bytes from the staging memory and publish it, behind."""
+        self._refuse_flood()
         with self._lock:
             self._num_commits += 1
         self._jobs.put(partial(self._commit, number, offset))
@@ -230,6 +222,7 @@ class Session:
             overdue = [number for number, reserved in self._reservations.items() if reserved.ends_s < now_s]
         for number in overdue:
             self.abort(number)
+        self.loads.sweep(now_s)
 
     def close(self) -> None:
         """Give everything back: the client is gone. Idempotent."""
@@ -237,20 +230,36 @@ class Session:
             self._is_open = False
         self._jobs.put(None)
 
+    def _refuse_flood(self) -> None:
+        """Raise ``ChannelError`` for a client that asks faster than it listens."""
+        if self._jobs.qsize() >= _MOST_JOBS:
+            raise ChannelError(f"more than {_MOST_JOBS} messages wait for their client to listen")
+
     def _work(self) -> None:
         try:
             while (job := self._jobs.get()) is not None:
                 job()
+        except Exception:  # noqa: BLE001  whatever it is, the client must hear of it and can connect again
+            _log.exception("a client's session is broken off")
         finally:
-            with self._lock:
-                self._is_open = False
-                self._committed.notify_all()
-            for lease in list(self._leases):
-                self.release(lease)
-            for number in [*self._tickets, *self._loaded]:
-                self.let_go(number)
-            for number in list(self._reservations):
-                self.abort(number)
+            self._give_all_back()
+            self.on_ended()
+
+    def _give_all_back(self) -> None:
+        with self._lock:
+            self._is_open = False
+            self._committed.notify_all()
+            leases, reservations = list(self._leases), list(self._reservations)
+        for lease in leases:
+            self.release(lease)
+        self.loads.end()
+        for number in reservations:
+            self.abort(number)
+
+    def _end_inquiry(self, number: int) -> None:
+        with self._lock:
+            self._num_inquiries -= 1
+        self._tell(Kind.INQUIRED, NUMBER.pack(number))
 
     def _commit(self, number: int, offset: int) -> None:
         reservation = self.take(number)
@@ -270,23 +279,8 @@ class Session:
         with self._committed:
             self._committed.wait_for(lambda: not self._num_commits or not self._is_open)
 
-    def _tell_loaded(self, number: int) -> None:
-        with self._lock:
-            ticket = self._tickets.pop(number, None)
-            block = None if ticket is None else ticket.take()
-            if block is not None:
-                self._loaded[number] = block
-        if ticket is not None:
-            self._tell_ended(number, block)
-
-    def _tell_ended(self, number: int, block: LoadedBlock | None) -> None:
-        if block is None or block.slot is None:
-            self.let_go(number)
-            self._tell(Kind.LOADED, ENDED.pack(number, 0), pack_places([NOWHERE]))
-            return
-        tier = self.store.tier_names.index(block.tier)
-        place = place_of(tier, len(block.data), block.slot, checksum(block.data))
-        self._tell(Kind.LOADED, ENDED.pack(number, 1), pack_places([place]))
+    def _tell_loaded(self, number: int, place: Place) -> None:
+        self._tell(Kind.LOADED, ENDED.pack(number, place != NOWHERE), pack_places([place]))
 
     def _tell(self, kind: Kind, *parts: bytes) -> None:
         news = self._news
@@ -296,3 +290,7 @@ class Session:
             news.send(kind, *parts)
         except ChannelError:
             self._news = None
+
+
+def _nothing() -> None:
+    """Nobody listens."""

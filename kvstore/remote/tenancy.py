@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from hashlib import blake2b
 from threading import Lock
 
 from kvstore.errors import AccessError
@@ -25,26 +24,30 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A client's tenant: its ``name`` (empty: where nobody is told apart), role and secret.
+    """Whose a client is, and what it may do. Without a ``name`` it is the operator's, and may name any block.
 
-    The secret is mixed into the salts of its namespaces, so that nobody else can name its blocks.
+    A tenant's name is part of its namespaces, so that nobody else can name its blocks. ``token_name`` is what
+    its token is called in the operator's file, for the log.
     """
 
     name: str = ""
     role: Role = Role.ADMIN
-    secret: bytes = b""
+    token_name: str = ""
 
     def require(self, role: Role) -> None:
         """Raise ``AccessError`` unless the token allows what takes ``role``."""
         if self.role < role:
             raise AccessError(f"this needs a token with the role {role.name.lower()}")
 
+    def require_operator(self, role: Role = Role.ADMIN) -> None:
+        """Do so, and raise ``AccessError`` for any tenant: it concerns what all share."""
+        self.require(role)
+        if self.name:
+            raise AccessError("this concerns all tenants: it needs a token that is no tenant's")
+
     def own(self, namespace: Namespace) -> Namespace:
         """Return the tenant's own namespace in place of one as a client describes it."""
-        if not self.name:
-            return namespace
-        mixed = blake2b(namespace.salt.encode(), digest_size=16, key=self.secret, person=b"prefixd-tenant")
-        return replace(namespace, salt=mixed.hexdigest())
+        return namespace.owned_by(self.name) if self.name else namespace
 
 
 class Owners:

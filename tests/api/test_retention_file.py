@@ -14,7 +14,7 @@ from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.retaining import PrefixRule, RetentionPlan
 from kvstore.errors import ConfigError
-from kvstore.namespace import salt_digest
+from kvstore.namespace import salt_digest, tenant_digest
 from kvstore.retention import MAX_LIFETIME_S, Lifetime, TenantRule
 
 PAGE = Path(__file__).parents[2] / "docs" / "retention.md"
@@ -40,6 +40,7 @@ def test_the_example_of_the_page_is_read_whole(tmp_path: Path) -> None:
             {"host": 2**30, "disk": 20 * 2**30, "redis": 10 * 2**30},
             512 * 2**20,
         ),
+        tenant_digest("globex"): TenantRule(Lifetime(2 * 86_400.0)),
         "0f1e2d3c4b5a69788796a5b4c3d2e1f0": TenantRule(Lifetime(None, 86_400.0)),
         "": TenantRule(Lifetime(3600.0)),
     }
@@ -59,6 +60,7 @@ def test_every_field_is_on_the_page() -> None:
         "pin_bytes",
         "salt",
         "salt_digest",
+        "tenant",
         "text",
         "token_ids",
         "lora",
@@ -128,11 +130,14 @@ TENANT = f'[tenants.acme]\nsalt = "{SALT}"\n'
         ("[others.quotas]\ndisk = -1", "others.quotas.disk: must be greater than or equal to 0"),
         ("[others.quotas]\ndevice = 1", "others.quotas.device: must be 'host', 'disk' or 'redis'"),
         ("[others.quotas]\ntape = 1", "others.quotas.tape: must be 'host', 'disk' or 'redis'"),
-        ("[tenants.acme]\nttl = 1", "tenants.acme: needs the tenant's salt or its salt_digest"),
-        (TENANT + f'salt_digest = "{DIGEST}"', "tenants.acme: needs the tenant's salt or its salt_digest"),
+        ("[tenants.acme]\nttl = 1", "tenants.acme: needs one of: the tenant's salt, its salt_digest"),
+        (
+            TENANT + f'salt_digest = "{DIGEST}"',
+            "tenants.acme: needs one of: the tenant's salt, its salt_digest",
+        ),
         ('[tenants.acme]\nsalt_digest = "abc"', "tenants.acme.salt_digest: must be a digest: 32 digits"),
-        ('[tenants."a\\n\\u001b[2J"]\nttl = 1', "tenants.a??[2J: needs the tenant's salt"),
-        (TENANT + f'[tenants.b]\nsalt = "{SALT}"', "tenants.b: has the salt of another tenant"),
+        ('[tenants."a\\n\\u001b[2J"]\nttl = 1', "tenants.a??[2J: needs one of"),
+        (TENANT + f'[tenants.b]\nsalt = "{SALT}"', "tenants.b: is the same as another tenant"),
         ("[tenants.acme]\nsalt = 5", "tenants.acme.salt: must be"),
         ("[namespaces.xyz]\nquotas = {}", "namespaces.xyz: must be a digest: 32 digits"),
         (f"[namespaces.{DIGEST}]\nttl = 1", f"namespaces.{DIGEST}.quotas: must be given"),

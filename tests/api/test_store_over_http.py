@@ -11,7 +11,7 @@ from functools import partial
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from api.gate import Gate
 from api.http_errors import install_error_handlers
@@ -36,10 +36,9 @@ BLOCKS = Blocks(BLOCK_BYTES)
 payload, put, got = BLOCKS.payload, BLOCKS.put, BLOCKS.got
 
 
-def tenant_of(request: Request) -> Tenant:
+def authenticate(token: str | None) -> Tenant:
     """Return whose a request is."""
-    sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-    return by_token(sent) if sent else Tenant()
+    return by_token(token) if token else Tenant()
 
 
 @dataclass
@@ -66,9 +65,9 @@ class Site:
     def serve(self) -> None:
         """Answer requests, on the port of before if there was one."""
         app = FastAPI()
-        app.add_middleware(Gate, api_token=None, max_body_bytes=1 << 24)
+        app.add_middleware(Gate, authenticate=authenticate, max_body_bytes=1 << 24)
         install_error_handlers(app)
-        self.context = add_store_routes(app, self.store, tenant_of)
+        self.context = add_store_routes(app, self.store)
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
@@ -193,7 +192,7 @@ def test_tenants_do_not_see_each_other_and_roles_bound_what_may_be_done(site: Si
     with pytest.raises(AccessError, match="role admin"):
         one.clear()
     assert admin.clear() == 2
-    with pytest.raises(AccessError, match="not known"):
+    with pytest.raises(AccessError, match="send the server's token"):
         site.connect("c")
 
 

@@ -16,7 +16,8 @@ from fastapi.testclient import TestClient
 
 from api.serving_config import sidecar_config
 from api.settings import Settings
-from api.store.app import authenticate_by, create_store_app
+from api.store.app import create_store_app
+from api.tokens import authenticate_by
 from engine_adapter.serving_config import SidecarConfig
 from engine_adapter.sidecar import Sidecar, open_sidecar
 from kvstore.connect import connect

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.namespace import Namespace, canonical_json, differing_fields
+from kvstore.namespace import Namespace, canonical_json, differing_fields, salt_digest, tenant_digest
 
 NAMESPACE = Namespace(
     weights="ab" * 16,
@@ -102,3 +102,27 @@ def test_what_is_no_manifest_is_refused_whatever_it_is(text: str) -> None:
 def test_a_manifest_with_a_field_of_another_kind_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="another kind"):
         Namespace.from_manifest(json.dumps(json.loads(NAMESPACE.manifest()) | change))
+
+
+def test_a_namespace_is_of_its_tenant_whatever_the_salt() -> None:
+    plain, salted = NAMESPACE.with_salt("", "acme"), NAMESPACE.with_salt("s", "acme")
+    assert plain.tenant == salted.tenant == tenant_digest("acme")
+    assert plain.digest != salted.digest
+    assert NAMESPACE.with_salt("s").tenant == salt_digest("s")
+    assert NAMESPACE.tenant == ""
+    assert NAMESPACE.with_salt("acme").tenant != tenant_digest("acme"), "a salt is nobody's name"
+
+
+@pytest.mark.parametrize("salt", ["", "s"])
+def test_what_a_client_describes_is_its_tenants_own(salt: str) -> None:
+    described = NAMESPACE.with_salt(salt)
+    own = described.owned_by("acme")
+    assert own == NAMESPACE.with_salt(salt, "acme"), "the same as over the OpenAI API"
+    assert own.owned_by("acme") == own
+
+
+@pytest.mark.parametrize("salt", ["x", "a" * 64, tenant_digest("acme"), tenant_digest("acme") + "f" * 32])
+def test_no_description_reaches_another_tenants_namespace(salt: str) -> None:
+    own = replace(NAMESPACE, salt=salt).owned_by("zeno")
+    assert own.tenant == tenant_digest("zeno")
+    assert len(own.salt) == 64

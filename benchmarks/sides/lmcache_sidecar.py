@@ -80,7 +80,7 @@ def _started() -> tuple[int, int]:
     raise SystemExit("LMCache's server does not answer")
 
 
-def _connected(port: int, http_port: int):  # type: ignore[no-untyped-def]
+def _connected(port: int, http_port: int):  # type: ignore[no-untyped-def]  # LMCache's own type
     import torch  # noqa: PLC0415  of LMCache's environment
     from lmcache.sdk import context as sdk  # noqa: PLC0415  likewise
 

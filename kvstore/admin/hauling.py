@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.admin.copies import Copies
+from kvstore.admin.copy_reader import CopyReader
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.outcome import Effect, Kind, Stay, Why
 from kvstore.admin.placement import OperatedPlacement
@@ -38,7 +38,7 @@ class Hauler:
         self._storing = storing
         self._clock = clock
         self._since_ms = since_ms
-        self._copies = Copies(placement)
+        self._copies = CopyReader(placement)
 
     def carry(self, step: Carrying, target: Tier, *, leaves_source: bool) -> None:
         """Bring one block to ``target``; with ``leaves_source`` it goes from there once it has arrived."""

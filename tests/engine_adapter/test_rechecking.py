@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvstore.frame import Header, checksum
 from kvstore.served import ServedPrompt
 from kvstore.tier import TierSpec
 from tests.adapters import make_adapter
+from tests.engine_adapter.believing import believing
 from tests.engine_adapter.pool_kinds import in_every_pool
 from tests.engine_adapter.rig import (
     BLOCK_TOKENS,
@@ -239,6 +241,14 @@ def test_a_request_that_comes_waits_for_no_more_than_the_step_under_way(
     assert compared(rig, 2 * (len(prompt) // BLOCK_TOKENS)).num_wrong == 0, "then the audit goes on"
 
 
+def test_its_steps_are_short(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, prompt = make_rig(512, make_costs=believing(1e-3), recheck_share=1.0), prompt_of(400, 1)
+    served(rig, prompt)
+    steps = watched_steps(rig, monkeypatch)
+    compared(rig, 2 * 50)
+    assert {len(step) for step in steps} == {16}, "of a millisecond for each token: 30 at the most"
+
+
 def test_it_goes_on_where_it_was(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, prompt = make_rig(512, recheck_share=1.0, max_batched_tokens=32), prompt_of(400, 1)
     served(rig, prompt)
@@ -320,7 +330,7 @@ def test_a_request_that_leaves_nothing_behind_is_not_remembered(
 def test_switched_off_it_remembers_nothing_and_takes_no_memory(make_rig: MakeRig) -> None:
     rig = make_rig(256)
     served(rig)
-    assert facts(rig) == Audit()
+    assert replace(facts(rig), idle_s=0.0) == Audit()
     assert rig.engine.statistics().num_blocks == 256
     with pytest.raises(ConfigError, match="start with recheck_share above 0"):
         rig.engine.rechecker.set_share(0.5)

@@ -41,7 +41,16 @@ def health_answer(serving: Serving) -> HealthAnswer:
     """Return 200 while requests are answered, also without a tier, and 503 otherwise."""
     engine = serving.engine.health()
     engine_reason = "" if engine.ok else engine.reason or "it has ended"
-    return store_health_answer(serving.store.health(), serving.degraded, engine_reason)
+    store = serving.store.health()
+    return store_health_answer(store, {**serving.degraded, **_found_wrong(serving, store)}, engine_reason)
+
+
+def _found_wrong(serving: Serving, store: Health) -> dict[str, str]:
+    """Return what the audit in idle time found, while blocks are in quarantine."""
+    wrong = serving.engine.rechecker.last_wrong
+    if not wrong or not store.reason:
+        return {}
+    return {"audit": f"{wrong[0].label}: a block in tier {wrong[0].tier} was not what its tokens give"}
 
 
 def store_health_answer(store: Health, degraded: Mapping[str, str], engine_reason: str = "") -> HealthAnswer:

@@ -53,6 +53,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        admin.start()
         readiness.is_started = True
         yield
         await admin.close()

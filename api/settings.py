@@ -154,6 +154,14 @@ class Settings(BaseModel):
     verify_share: Annotated[float, Field(ge=0, le=1)] = setting(
         "Cache", 0.05, "Share of the hits that mode verify computes and compares."
     )
+    recheck_share: Annotated[float, Field(ge=0, le=1)] = setting(
+        "Cache",
+        0.02,
+        "Share of the idle time in which stored blocks are computed once more and compared; 0 for none.",
+    )
+    recheck_memory_bytes: Annotated[Bytes, Field(ge=2**16)] = setting(
+        "Cache", 4 * 2**20, "Memory for the tokens of prompts, which that needs; never shown or written."
+    )
     default_ttl_s: TimeToLive = setting(
         "Cache",
         86_400.0,

@@ -33,6 +33,7 @@ from kvstore.retrieval import Retrieval
 from kvstore.seams import Codec, OnTransfer
 from kvstore.shared_tier import make_tier
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
+from kvstore.stored_copies import StoredCopies
 from kvstore.storing import Reservation, Storing
 from kvstore.sweeper import Sweeper
 from kvstore.tenants import Tenants
@@ -54,7 +55,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
     each block that was read from a medium; ``owner_of`` says whose slabs of ``arena`` a block lies in.
-    ``foresight`` takes hints, ``admin`` is for its operator.
+    ``foresight`` takes hints, ``copies`` looks at one tier's copy of a block, ``admin`` is for its operator.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self.foresight = Foresight(self._tiers, self._index, self._clock)
+        self.copies = StoredCopies(self._tiers, self._index, self._placement, self._clock)
         self.admin = Administration(
             self._tiers,
             self._names,

@@ -14,6 +14,8 @@ from api.admin.jobs import Jobs
 from api.admin.model_part import ModelPart
 from api.admin.rules import Rules
 from api.few_threads import FewThreads
+from api.history import History
+from api.sampler import Sampler
 from api.settings import Settings
 from kvstore.admin.administration import Administration
 from kvstore.clock import Clock
@@ -28,7 +30,7 @@ class AdminContext:
     """What a service was built with; ``model`` is ``None`` for a store alone.
 
     ``degraded`` says of each tier that it runs without why; ``threads`` are for calls of the store, ``jobs``
-    for long ones.
+    for long ones; ``sampler`` fills the ``history``.
     """
 
     store: TieredStore
@@ -39,6 +41,8 @@ class AdminContext:
     log: AuditLog
     clock: Clock
     rules: Rules
+    history: History
+    sampler: Sampler
     started_ms: int
     num_clients: Callable[[], int]
     model: ModelPart | None = None
@@ -59,9 +63,14 @@ class AdminContext:
         if tier is not None and tier not in self.store.tier_names[1:]:
             raise AbsentError("tier", tier)
 
+    def start(self) -> None:
+        """Begin to keep a history."""
+        self.sampler.start()
+
     async def close(self) -> None:
         """Cancel all jobs, and write what is left of the log."""
         self.jobs.close()
+        await asyncio.to_thread(self.sampler.close)
         self.threads.close()
         await asyncio.to_thread(self.log.close)
 

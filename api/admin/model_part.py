@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from api.admin.insight_fields import ExplainFields
 from api.admin.selection import ByMessages, ByPrompt
+from api.history import Reading
 from api.setting_types import ModeName
 from kvstore.remote.tenancy import Tenant
 
@@ -41,6 +42,18 @@ class ModelPart(Protocol):
 
     def learning(self) -> dict[str, Any]:
         """Return what shadow policies found, and how far the recording has come."""
+        ...
+
+    def audit(self) -> dict[str, Any]:
+        """Return what the audit in idle time has found; blocks for some milliseconds."""
+        ...
+
+    def set_audit_share(self, share: float) -> None:
+        """Set how much of the idle time it may take. Raises ``ConfigError`` where it was 0 at the start."""
+        ...
+
+    def reading(self) -> Reading:
+        """Return what the history takes note of now."""
         ...
 
     async def blocks_of(self, tenant: Tenant, chosen: ByPrompt | ByMessages) -> PromptBlocks:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from fastapi import FastAPI
 
 from api.admin import (
+    audit_routes,
     block_routes,
     change_routes,
     config_routes,
+    history_routes,
     insight_routes,
     job_routes,
     namespace_routes,
@@ -24,13 +26,16 @@ from api.admin.jobs import Jobs
 from api.admin.model_part import ModelPart
 from api.admin.rules import Rules
 from api.few_threads import FewThreads
+from api.history import History
+from api.history_readings import store_reading
+from api.sampler import Sampler
 from api.settings import Settings
 from kvstore.clock import Clock
 from kvstore.store import TieredStore
 
 _PARTS = (
     overview_routes, block_routes, namespace_routes, pin_routes, change_routes, tier_routes, transfer_routes,
-    insight_routes, job_routes, config_routes,
+    insight_routes, job_routes, config_routes, audit_routes, history_routes,
 )  # fmt: skip
 
 
@@ -43,8 +48,9 @@ def add_admin_routes(
     model: ModelPart | None = None,
     clock: Clock | None = None,
 ) -> AdminContext:
-    """Let ``app`` see to ``store``; what is returned is to be closed with it. Raises ``ConfigError``."""
-    clock = clock or Clock()
+    """Let ``app`` see to ``store``; what is returned starts and closes with it. Raises ``ConfigError``."""
+    clock, history = clock or Clock(), History()
+    read = model.reading if model else lambda: store_reading(store.statistics())
     context = AdminContext(
         store=store,
         settings=settings,
@@ -54,6 +60,8 @@ def add_admin_routes(
         log=AuditLog(clock, settings.audit_log),
         clock=clock,
         rules=Rules(store),
+        history=history,
+        sampler=Sampler(history, read, clock),
         started_ms=clock.wall_ms(),
         num_clients=num_clients,
         model=model,

@@ -8,7 +8,10 @@ from typing import Any, TypeVar
 from api.admin.insight_fields import ExplainFields
 from api.admin.model_part import PromptBlocks
 from api.admin.selection import ByMessages, ByPrompt
+from api.audit_reply import audit_body
 from api.context import Context
+from api.history import Reading
+from api.history_readings import serving_reading
 from api.kv_reply import account_body, explanation_body, recording_body, shadows_body
 from api.openai_fields import refuse_unserved_in_message
 from api.prompt_schema import Message
@@ -54,6 +57,15 @@ class ServedModel:
             "shadows": None if shadows is None else shadows_body(shadows),
             "recording": None if recording is None else recording_body(recording, watching.num_unrecorded),
         }
+
+    def audit(self) -> dict[str, Any]:
+        return audit_body(self._engine.rechecker.facts())
+
+    def set_audit_share(self, share: float) -> None:
+        self._engine.rechecker.set_share(share)
+
+    def reading(self) -> Reading:
+        return serving_reading(self._engine.statistics(), self._context.serving.store.statistics())
 
     async def blocks_of(self, tenant: Tenant, chosen: ByPrompt | ByMessages) -> PromptBlocks:
         messages = chosen.messages if isinstance(chosen, ByMessages) else None

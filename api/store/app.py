@@ -34,6 +34,7 @@ def create_store_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        admin.start()
         readiness.is_started = True
         yield
         await admin.close()

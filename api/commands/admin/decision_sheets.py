@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from api.commands.admin.sheets import Answer, Sheet, ago, counts, facts, line, listing, sheet, took
+from api.commands.admin.sheets import Answer, Sheet, ago, counts, facts, line, listing, sheet, size, took
+from api.quantities import format_duration
 
 
 def mode_sheets(answer: Answer, _: float) -> list[Sheet]:
@@ -20,6 +21,27 @@ def plans_sheets(answer: Answer, now_s: float) -> list[Sheet]:
 def shadows_sheets(answer: Answer, _: float) -> list[Sheet]:
     """Return what other eviction policies would have hit, and how far a recording is."""
     return [*_shadows(answer["shadows"]), *_recording(answer["recording"])]
+
+
+def audit_sheets(audit: Answer, now_s: float) -> list[Sheet]:
+    """Return what was computed once more in idle time, and what was wrong."""
+    idle = f"{format_duration(audit['spent_s'])} of {format_duration(audit['idle_s'])}"
+    pairs = [
+        ("share of the idle time", audit["share"]),
+        ("taken of it", idle),
+        ("compared", f"{audit['compared_blocks']} copies, {size(audit['compared_bytes'])}"),
+        ("the last", f"{ago(audit['last_at'], now_s)} ago" if audit["last_at"] else "none yet"),
+        ("of what is stored", f"{100 * audit['coverage']:.1f} %"),
+        ("prompts remembered", f"{audit['prompts']}, {size(audit['memory_bytes'])}"),
+        ("attempts that failed", audit["failures"]),
+        ("wrong, and quarantined", audit["wrong_blocks"]),
+    ]
+    rows = (
+        (one["key"], one["tier"], one["label"], one["block"], f"{ago(one['found_at'], now_s)} ago")
+        for one in audit["last_wrong"]
+    )
+    wrong = [sheet("wrong block|tier|model|>block|>found", rows)] if audit["last_wrong"] else []
+    return [facts(pairs), *wrong]
 
 
 def _account(account: Answer, now_s: float) -> tuple[object, ...]:

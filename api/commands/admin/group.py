@@ -29,7 +29,7 @@ for _panel, _commands in {
         changing.verify, changing.drop, changing.clear, files.export, files.import_,
     ),
     _RULE: (ruling.quota, ruling.budget, ruling.drain, ruling.undrain, ruling.mode),
-    _DECIDE: (deciding.plans, explain, deciding.shadows),
+    _DECIDE: (deciding.plans, explain, deciding.history, deciding.shadows, deciding.audit),
     _OPERATE: (operating.jobs, operating.job, operating.cancel, operating.config, operating.log),
 }.items():  # fmt: skip
     for _command in _commands:

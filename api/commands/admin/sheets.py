@@ -70,8 +70,10 @@ def until(at_s: float | None, now_s: float, never: str = "never") -> str:
 
 
 def took(seconds: float | None) -> str:
-    """Return how long something takes."""
-    return NOTHING if seconds is None else format_seconds(seconds)
+    """Return how long something takes, or how much time it saves: then it may be negative."""
+    if not seconds:
+        return NOTHING if seconds is None else "0 s"
+    return format_seconds(seconds) if seconds > 0 else f"-{format_seconds(-seconds)}"
 
 
 def share(part: float, whole: float) -> str:

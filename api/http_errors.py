@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from api.allowed_methods import allowed_methods
 from kvstore.errors import (
     AbsentError,
     AccessError,
@@ -28,6 +29,7 @@ from kvstore.errors import (
 )
 
 _INVALID = "invalid_request_error"
+_METHOD_NOT_ALLOWED = 405
 
 # Error, status, type and code; the first row that fits an error decides.
 ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
@@ -97,8 +99,10 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, own_error)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        return status_response(error.status_code, error.detail, error.headers)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        is_known = error.status_code == _METHOD_NOT_ALLOWED
+        headers = {"Allow": allowed_methods(app, request.url.path)} if is_known else error.headers
+        return status_response(error.status_code, error.detail, headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

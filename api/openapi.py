@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from api.error_schema import ErrorAnswer, errors
 from api.gate import OPEN_PATHS
 
-_REFERENCE = "#/components/schemas/ErrorAnswer"
+_ERROR = {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
 _MEANING = "The token from the server's settings, where it has any."
 
 
@@ -74,6 +74,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         common.append(401)
         operation["security"] = [{"token": []}]
     for status, answer in errors(*common).items():
-        content = {"application/json": {"schema": {"$ref": _REFERENCE}}}
-        answers.setdefault(str(status), {"description": answer["description"], "content": content})
+        answers.setdefault(str(status), {"description": answer["description"], "content": {"": _ERROR}})
+    for answer in answers.values():
+        if _ERROR in answer.get("content", {}).values():
+            answer["content"] = {"application/json": _ERROR}  # whatever the route's successes are
     operation["responses"] = dict(sorted(answers.items()))

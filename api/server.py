@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
+from api.bodies import BodiesInPieces
 from api.health import Readiness
 from api.listening import address_error
 from api.quantities import format_bytes
@@ -117,6 +118,7 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             ws="none",
+            http=BodiesInPieces,
             timeout_graceful_shutdown=math.ceil(drain_s + _LAST_WORDS_S),
         )
         super().__init__(config)

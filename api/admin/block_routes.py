@@ -26,7 +26,7 @@ class BlockQuery(FilterFields):
     """Which blocks to list, and which page of them."""
 
     limit: Limit = 100
-    cursor: Cursor | None = None
+    cursor: Key | None = None
 
 
 @router.get("/blocks")
@@ -65,7 +65,7 @@ async def list_prefixes(
     return PrefixList(data=[prefix_view(one) for one in shown], next_cursor=next_cursor, total=len(found))
 
 
-@router.post("/resolve")
+@router.post("/resolve", responses=errors(404))
 async def resolve(context: Shared, caller: Caller, fields: SelectionFields) -> Resolved:
     """Tell the blocks of a prompt or chat, or of a selection, and where each of them is."""
     chosen = await chosen_by(context, caller, fields.selection)

@@ -23,11 +23,12 @@ from api.admin.requests import (
 )
 from api.error_schema import Responses, errors
 from kvstore.admin.progress import Progress
+from kvstore.errors import RequestError
 from kvstore.remote.tenancy import Role
 
 BEGUN: Responses = {
     202: {"model": JobView, "description": "The job that was begun, or that the same request began."},
-    **errors(403, 409, 429),
+    **errors(403, 404, 409),
 }
 DRY_OR_BEGUN: Responses = {
     200: {"model": OutcomeView, "description": "Of a dry run: what would be done."},
@@ -37,7 +38,7 @@ DRY_OR_BEGUN: Responses = {
 router = APIRouter(prefix="/admin", tags=["changes"])
 
 
-@router.post("/ttl", responses=errors(403))
+@router.post("/ttl", responses=errors(403, 404))
 async def set_ttl(action: ByAdmins, fields: TtlFields) -> RetimedView:
     """Set how long blocks live from now if nobody uses them, and how long after their first write at most."""
     chosen = await _chosen(action, fields)
@@ -49,6 +50,8 @@ async def set_ttl(action: ByAdmins, fields: TtlFields) -> RetimedView:
 @router.post("/evict", status_code=202, responses=DRY_OR_BEGUN)
 async def evict(action: Acting, fields: EvictFields, idempotency_key: IdempotencyKey = None) -> Response:
     """Remove blocks from tiers, or from all; those in use or pinned stay."""
+    for tier in fields.tiers or ():
+        action.context.refuse_odd_tiers(tiers=tier)
     chosen = await _chosen(action, fields)
     admin = action.context.admin
 
@@ -62,6 +65,9 @@ async def evict(action: Acting, fields: EvictFields, idempotency_key: Idempotenc
 @router.post("/move", status_code=202, responses=DRY_OR_BEGUN)
 async def move(action: Acting, fields: MoveFields, idempotency_key: IdempotencyKey = None) -> Response:
     """Bring blocks from one tier to another: they go from the first once they are verified in the second."""
+    action.context.refuse_odd_tiers(source=fields.source, target=fields.target)
+    if fields.source == fields.target:
+        raise RequestError("target", "must be another tier than the source")
     chosen = await _chosen(action, fields)
     admin = action.context.admin
 
@@ -75,6 +81,7 @@ async def move(action: Acting, fields: MoveFields, idempotency_key: IdempotencyK
 @router.post("/warm", status_code=202, responses=DRY_OR_BEGUN)
 async def warm(action: Acting, fields: WarmFields, idempotency_key: IdempotencyKey = None) -> Response:
     """Bring blocks into a fast tier as well; what no tier has of a prompt is computed first."""
+    action.context.refuse_odd_tiers(target=fields.target)
     chosen = await _chosen(action, fields)
     admin = action.context.admin
 
@@ -110,7 +117,7 @@ async def clear(
     """Remove everything that is not in use from a tier or from all; all of them: ends quarantines, too."""
     action.on |= fields.model_dump(exclude_none=True)
     store, tier = action.context.store, fields.tier
-    action.context.require_tier(tier)
+    action.context.refuse_odd_tiers(tier=tier)
     return action.begin("clear", lambda _: {"blocks": store.clear(tier)}, fields, idempotency_key)
 
 

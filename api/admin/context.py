@@ -19,7 +19,7 @@ from api.sampler import Sampler
 from api.settings import Settings
 from kvstore.admin.administration import Administration
 from kvstore.clock import Clock
-from kvstore.errors import AbsentError, NeedsModelError
+from kvstore.errors import AbsentError, NeedsModelError, RequestError
 from kvstore.namespace import tenant_digest
 from kvstore.remote.tenancy import Tenant
 from kvstore.store import TieredStore
@@ -58,10 +58,17 @@ class AdminContext:
             raise NeedsModelError(what)
         return self.model
 
-    def require_tier(self, tier: str | None) -> None:
+    def require_tier(self, tier: str) -> None:
         """Raise ``AbsentError`` for a tier that is not there, or keeps no bytes of its own."""
-        if tier is not None and tier not in self.store.tier_names[1:]:
+        if tier not in self.store.tier_names[1:]:
             raise AbsentError("tier", tier)
+
+    def refuse_odd_tiers(self, **named: str | None) -> None:
+        """Raise ``RequestError`` for a field that names no such tier."""
+        there = self.store.tier_names[1:]
+        for field, tier in named.items():
+            if tier is not None and tier not in there:
+                raise RequestError(field, f"{tier!r} is not one of {', '.join(there)}")
 
     def start(self) -> None:
         """Begin to keep a history."""

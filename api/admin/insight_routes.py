@@ -31,7 +31,7 @@ async def list_plans(
     return AccountList(data=accounts, next_cursor=next_cursor, total=len(plans))
 
 
-@router.post("/explain", responses=errors(404, 429))
+@router.post("/explain", responses=errors(404))
 async def explain(context: Shared, caller: Caller, fields: ExplainFields) -> ExplanationView:
     """Say what would be done with a prompt and why, and why its first missing block is missing."""
     explained = await context.need_model("explaining a prompt").explain(caller, fields)

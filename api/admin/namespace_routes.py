@@ -42,7 +42,7 @@ async def list_namespaces(
     return NamespaceList(data=views, next_cursor=next_cursor, total=len(found))
 
 
-@router.delete("/namespaces/{digest}", status_code=202, responses=DRY_OR_BEGUN | errors(404))
+@router.delete("/namespaces/{digest}", status_code=202, responses=DRY_OR_BEGUN)
 async def drop_namespace(
     action: Acting,
     digest: Named,

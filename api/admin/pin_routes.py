@@ -70,7 +70,7 @@ async def pin(action: ByAdmins, fields: PinFields) -> PinnedView:
     )  # fmt: skip
 
 
-@router.post("/unpin", responses=errors(403))
+@router.post("/unpin", responses=errors(403, 404))
 async def unpin(action: ByAdmins, fields: UnpinFields) -> UnpinnedView:
     """Let blocks be ordinary again, and those they follow, but for what other pinned ones share."""
     chosen = await _noted(action, fields)

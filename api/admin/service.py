@@ -25,6 +25,7 @@ from api.admin.context import AdminContext
 from api.admin.jobs import Jobs
 from api.admin.model_part import ModelPart
 from api.admin.rules import Rules
+from api.error_schema import errors
 from api.few_threads import FewThreads
 from api.history import History
 from api.history_readings import store_reading
@@ -68,5 +69,5 @@ def add_admin_routes(
     )
     app.state.admin = context
     for part in _PARTS:
-        app.include_router(part.router)
+        app.include_router(part.router, responses=errors(429))
     return context

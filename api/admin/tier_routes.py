@@ -20,14 +20,14 @@ Named = Annotated[TierName, Path()]
 router = APIRouter(prefix="/admin", tags=["tiers"])
 
 
-@router.post("/tiers/{tier}/drain", status_code=202, responses=BEGUN | errors(404))
+@router.post("/tiers/{tier}/drain", status_code=202, responses=BEGUN)
 async def drain(
     action: ByOperators, tier: Named, fields: DrainFields, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Let a tier take no new blocks from now on; with a target, what it has moves there."""
     action.on |= fields.model_dump(exclude_none=True)
     action.context.require_tier(tier)
-    action.context.require_tier(fields.target)
+    action.context.refuse_odd_tiers(target=fields.target)
     admin = action.context.admin
     return action.begin(
         "drain",

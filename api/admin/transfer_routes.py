@@ -38,7 +38,7 @@ _BODY = {
 router = APIRouter(prefix="/admin", tags=["files"])
 
 
-@router.post("/export", response_class=StreamingResponse, responses=_FILE | errors(403, 404, 429))
+@router.post("/export", response_class=StreamingResponse, responses=_FILE | errors(403, 404))
 async def export(action: ByAdmins, fields: SelectionFields) -> Response:
     """Write blocks to a file: tensors where the namespace tells their shape, with all that import needs."""
     chosen = await chosen_by(action.context, action.caller, fields.selection)

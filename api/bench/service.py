@@ -11,6 +11,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from httpx import Client
+
 from api.bench.plain import copy_in
 from api.bench.served_store import ServedStore, served_store
 from api.bench.small_requests import bench_small_requests
@@ -25,6 +27,7 @@ from kvstore.remote.client import RemoteStore
 _NAMESPACE = Namespace("benchmark", "{}", "float32", "float32", block_tokens=16)
 _LOOKED_UP_TOKENS = 2048
 _SMALL_BYTES = 4096
+_LISTED_BLOCKS = 10_000
 _MEASURED_BYTES = 128 << 20
 _LOST = "a block that was just stored is not there: the store is in use, or has too little memory"
 
@@ -54,6 +57,7 @@ class ServiceBench:
             "miss_p50_s": partial(_bench_lookup, served, self.rounds, is_there=False),
             "arena": partial(_bench_store_and_load, self, served.unix),
             "http": partial(_bench_store_and_load, self, served.http),
+            "admin_list_10k_blocks_s": partial(_bench_list, served, self.rounds),
             "small_requests": partial(bench_small_requests, served, self.block_bytes),
         }
 
@@ -106,6 +110,26 @@ def _bench_store_and_load(bench: ServiceBench, address: str) -> dict[str, float]
         "load_ratio": times["plain_load"] / times["load"],
         "memcpy_gb_s": moved_gb / times["plain_load"],
     }
+
+
+def _bench_list(served: ServedStore, rounds: int) -> float:
+    """Seconds to list 10,000 blocks through the admin API, page by page."""
+    with closing(connect(served.unix)) as store:
+        _store_all(store, [os.urandom(16) for _ in range(_LISTED_BLOCKS)], memoryview(bytes(_SMALL_BYTES)))
+    with Client(base_url=served.http, timeout=60.0) as client:
+
+        def list_all() -> None:
+            cursor, num_listed = None, 0
+            while cursor or not num_listed:
+                page = client.get(
+                    "/admin/blocks", params={"limit": 1000} | ({"cursor": cursor} if cursor else {})
+                )
+                cursor = page.raise_for_status().json()["next_cursor"]
+                num_listed += len(page.json()["data"])
+            if num_listed < _LISTED_BLOCKS:
+                raise ServerFailedError(f"{num_listed} of {_LISTED_BLOCKS} blocks were listed")
+
+        return median(seconds(list_all) for _ in range(rounds))
 
 
 def _copy(plain: memoryview, landing: memoryview, size: int) -> None:

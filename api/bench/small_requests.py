@@ -23,7 +23,7 @@ _NUM_KEYS = 8
 
 
 class _Flow:
-    """Loads blocks through shared memory at a steady rate, in a process of its own, until it is told to end."""
+    """Loads blocks through shared memory at a steady rate, in a process of its own, until it is to end."""
 
     def __init__(self, address: str, keys: list[bytes], block_bytes: int) -> None:
         spawning = get_context("spawn")

@@ -149,7 +149,7 @@ class Causes(BaseModel):
 
     model_config = _example(value=[["evicted", "host", 1_767_225_600_250]])
 
-    value: list[tuple[str, str, int]]
+    value: list[list[str | int]]
 
 
 class Said(BaseModel):

@@ -92,7 +92,7 @@ async def why_absent(context: Shared, client: Client, fields: KeysFields) -> Cau
         return [context.store.why_absent(key) for key in client.own(_keys(fields))]
 
     told = await context.threads.run(ask)
-    return Causes(value=[(one.cause.value, one.tier, one.at_ms) for one in told])
+    return Causes(value=[[one.cause.value, one.tier, one.at_ms] for one in told])
 
 
 @router.post("/inquiries")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from kvstore.admin.outcome import Why
 from kvstore.ledger import Ledger
@@ -97,11 +98,12 @@ class Forecast:
         for group in quotas.of(namespace):
             if nbytes > group.quota_bytes:
                 return Why.QUOTA
-            if not self._choose(group.policy, lambda: self._fits_in(group, nbytes), chosen):  # noqa: B023
+            if not self._choose(group.policy, partial(self._fits_in, group, nbytes), chosen):
                 return Why.QUOTA
         for group in quotas.over():
-            self._choose(group.policy, lambda: self._fits(nbytes) or self._fits_in(group, 0), chosen)  # noqa: B023
-        return None if self._choose(self._ledger.policy, lambda: self._fits(nbytes), chosen) else Why.NO_ROOM
+            self._choose(group.policy, partial(self._fits, nbytes, group), chosen)
+        is_enough = self._choose(self._ledger.policy, partial(self._fits, nbytes), chosen)
+        return None if is_enough else Why.NO_ROOM
 
     def _choose(
         self, policy: EvictionPolicy, is_done: Callable[[], bool], chosen: list[tuple[_Order, bytes]]
@@ -127,8 +129,10 @@ class Forecast:
 
         return _Order(policy, keys())
 
-    def _fits(self, nbytes: int) -> bool:
-        return self._ledger.used_bytes + self._more_bytes + nbytes <= self._ledger.budget_bytes
+    def _fits(self, nbytes: int, over: Group | None = None) -> bool:
+        """Say whether a block fits the tier, or ``over`` is within its quota by now."""
+        is_within_budget = self._ledger.used_bytes + self._more_bytes + nbytes <= self._ledger.budget_bytes
+        return is_within_budget or (over is not None and self._fits_in(over, 0))
 
     def _fits_in(self, group: Group, nbytes: int) -> bool:
         more_bytes = self._more_of_groups[group.scope, group.name]

@@ -9,8 +9,9 @@ from kvstore.admin.index import OperatedIndex
 from kvstore.admin.outcome import Effect, Kind, Why
 from kvstore.admin.planning import Coming, Going, effect
 from kvstore.clock import Clock
+from kvstore.forms import header_of
 from kvstore.making_room import Room
-from kvstore.placement import Placement, header_of
+from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.statistics import Count
 from kvstore.tier import Tier
@@ -40,7 +41,7 @@ class OperatedPlacement(Placement):
             return
         for demotion in going.demotions:
             self.clear_the_way(demotion, demotion.nbytes, since_ms, tell)
-        self._see_off(going.tier, victim, self._write)
+        self._see_off(going.tier, victim, self._write, [demotion.tier for demotion in going.demotions])
         going.tier.counters.add(Count.EVICTIONS)
         tell(effect(Kind.EVICTED, going))
         for demotion in going.demotions:

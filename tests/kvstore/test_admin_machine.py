@@ -1,4 +1,4 @@
-"""Dry runs under every eviction policy, with quotas, pins, demotions and leases: what they say is what happens."""
+"""Dry runs under every eviction policy, with quotas, pins and leases: what they say is what happens."""
 
 from __future__ import annotations
 
@@ -50,12 +50,21 @@ def prefix(tenant: int, node: int) -> list[bytes]:
     return path[::-1]
 
 
-selections = st.one_of(
+few = st.one_of(
     st.builds(
         lambda tenant, some: BlockFilter(keys=tuple(key(tenant, node) for node in some)),
         tenants,
         st.lists(nodes, min_size=1, max_size=8),
     ),
+    st.builds(
+        lambda tenant, node: BlockFilter(prefix=key(tenant, node)),
+        tenants,
+        st.integers(4, NUM_NODES),
+    ),
+)
+selections = st.one_of(
+    few,
+    few,
     st.builds(lambda tenant: BlockFilter(tenant=namespace(tenant).salt), tenants),
     st.builds(lambda tenant, node: BlockFilter(prefix=key(tenant, node)), tenants, nodes),
     st.builds(lambda tier: BlockFilter(tier=tier), tier_names),
@@ -74,8 +83,11 @@ class Operated(RuleBasedStateMachine):
         self.rig = Rig()
         self.hits: list[Hit] = []
 
-    @initialize(mode=st.sampled_from(WriteMode), disk_ttl_s=st.sampled_from([20.0, 1e6]))
-    def open(self, mode: WriteMode, disk_ttl_s: float) -> None:
+    @initialize(
+        mode=st.sampled_from(WriteMode), disk_ttl_s=st.sampled_from([20.0, 1e6]),
+        prompts=st.lists(nodes, min_size=3, max_size=8),
+    )  # fmt: skip
+    def open(self, mode: WriteMode, disk_ttl_s: float, prompts: list[int]) -> None:
         self.store = self.rig.open(
             host_blocks=TIERS["host"], disk_blocks=TIERS["disk"], write_mode=mode,
             config=StoreConfig(
@@ -84,6 +96,8 @@ class Operated(RuleBasedStateMachine):
             ),
             policy=type(self).make_policy,
         )  # fmt: skip
+        for number, node in enumerate(prompts):
+            self.put(number % NUM_TENANTS, [node])
 
     @rule(tenant=tenants, prompts=st.lists(nodes, min_size=1, max_size=4))
     def put(self, tenant: int, prompts: list[int]) -> None:
@@ -124,7 +138,7 @@ class Operated(RuleBasedStateMachine):
 
     @rule(
         quotas=st.lists(st.dictionaries(tier_names, st.integers(0, 8)), max_size=NUM_TENANTS),
-        hard_ttl_s=st.sampled_from([None, 30.0]),
+        hard_ttl_s=st.sampled_from([None, None, 30.0]),
     )
     def set_rules(self, quotas: list[dict[str, int]], hard_ttl_s: float | None) -> None:
         named = {
@@ -135,27 +149,27 @@ class Operated(RuleBasedStateMachine):
         }
         self.store.set_retention(Retention(TenantRule(pin_bytes=6 * UNIT), named))
 
-    @rule(seconds=st.sampled_from([1.0, 6.0, 25.0]))
+    @rule(seconds=st.sampled_from([0.5, 1.0, 6.0]))
     def tick(self, seconds: float) -> None:
         self.rig.now_s += seconds
         self.store.lookup([]).release()
 
-    @rule(wanted=selections, tiers=st.none() | st.lists(tier_names, min_size=1, max_size=1))
+    @rule(wanted=few, tiers=st.none() | st.lists(tier_names, min_size=1, max_size=1))
     def evict(self, wanted: BlockFilter, tiers: list[str] | None) -> None:
         foretold = self.store.admin.evict(wanted, tiers, dry_run=True)
         self.holds_what_it_says(foretold, self.store.admin.evict(wanted, tiers))
 
-    @rule(wanted=selections, source=st.none() | tier_names, target=tier_names)
-    def move(self, wanted: BlockFilter, source: str | None, target: str) -> None:
-        if source == target:
+    @rule(wanted=selections, source=st.none() | tier_names, into=tier_names)
+    def move(self, wanted: BlockFilter, source: str | None, into: str) -> None:
+        if source == into:
             return
-        foretold = self.store.admin.move(wanted, source, target, dry_run=True)
-        self.holds_what_it_says(foretold, self.store.admin.move(wanted, source, target))
+        foretold = self.store.admin.move(wanted, source, into, dry_run=True)
+        self.holds_what_it_says(foretold, self.store.admin.move(wanted, source, into))
 
-    @rule(wanted=selections, target=tier_names)
-    def warm(self, wanted: BlockFilter, target: str) -> None:
-        foretold = self.store.admin.warm(wanted, target, dry_run=True)
-        self.holds_what_it_says(foretold, self.store.admin.warm(wanted, target))
+    @rule(wanted=selections, into=tier_names)
+    def warm(self, wanted: BlockFilter, into: str) -> None:
+        foretold = self.store.admin.warm(wanted, into, dry_run=True)
+        self.holds_what_it_says(foretold, self.store.admin.warm(wanted, into))
 
     def holds_what_it_says(self, foretold: Outcome, done: Outcome) -> None:
         assert done == foretold
@@ -166,17 +180,20 @@ class Operated(RuleBasedStateMachine):
             is_there = view is not None and tier in view.tiers
             assert is_there == (kind in {Kind.ARRIVES, Kind.DEMOTED})
 
-    @rule(tier=tier_names, is_on=st.booleans())
-    def drain(self, tier: str, is_on: bool) -> None:
-        if is_on:
-            self.store.admin.drain(tier)
-        else:
-            self.store.admin.undrain(tier)
+    @rule(tier=tier_names, tenant=tenants, node=nodes)
+    def drain(self, tier: str, tenant: int, node: int) -> None:
+        self.store.admin.drain(tier)
+        self.put(tenant, [node])
+        into = next(name for name in TIERS if name != tier)
+        foretold = self.store.admin.drain(tier, into, dry_run=True)
+        self.holds_what_it_says(foretold, self.store.admin.drain(tier, into))
+        self.store.admin.undrain(tier)
 
     @invariant()
     def the_books_are_in_order(self) -> None:
         if not hasattr(self, "store"):
             return
+        assert self.store.flush(5.0)
         self.store.check()
         told = self.store.admin.namespaces()
         for tier in self.store.statistics().tiers[1:]:

@@ -222,6 +222,31 @@ def test_warming_demotes_what_memory_evicts(rig: Rig) -> None:
     assert stays(done_as_foretold(store, store.admin.warm, of(rig, 3))) == [(3, "host", "already there")]
 
 
+def test_what_has_moved_up_leaves_room_for_what_memory_evicts_next(rig: Rig) -> None:
+    store = rig.open(host_blocks=2, disk_blocks=2, write_mode=WriteMode.BACK)
+    for number in (1, 2, 5, 6):
+        rig.put(store, number)
+    outcome = done_as_foretold(store, store.admin.move, of(rig, 1, 2), "disk", "host")
+    assert told(outcome) == [
+        ("evicted", 5, "host"), ("arrives", 1, "host"), ("leaves", 1, "disk"),
+        ("evicted", 6, "host"), ("demoted", 6, "disk"), ("arrives", 2, "host"), ("leaves", 2, "disk"),
+    ]  # fmt: skip
+
+
+def test_who_does_not_suffice_for_a_large_block_makes_way_for_a_small_one(rig: Rig) -> None:
+    rig.put(rig.open(host_blocks=0), 11)
+    rig.stores[0].put(NAMESPACE, rig.key(10), b"", memoryview(bytes(2 * BLOCK_BYTES)))
+    rig.stores[0].close()
+    store = rig.open(host_blocks=2)
+    rig.put(store, 1)
+    rig.put(store, 2)
+    hit = store.lookup([rig.key(2)])
+    outcome = done_as_foretold(store, store.admin.warm, of(rig, 10, 11))
+    hit.release()
+    assert told(outcome) == [("evicted", 1, "host"), ("arrives", 11, "host")]
+    assert stays(outcome) == [(10, "host", "would not fit")]
+
+
 def test_more_than_memory_holds_is_warmed_as_far_as_it_goes(rig: Rig) -> None:
     rig.put(rig.open(host_blocks=0), 1, 2, 3)
     rig.stores[0].close()

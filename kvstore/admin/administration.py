@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from kvstore.admin.accounts import namespaces_of
 from kvstore.admin.census import Census
+from kvstore.admin.copies import Copies
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.names import Names
 from kvstore.admin.operations import Operations
@@ -16,8 +17,10 @@ from kvstore.admin.planning import Errand
 from kvstore.admin.prefixes import Order, prefixes_of
 from kvstore.admin.progress import Progress
 from kvstore.admin.selection import BlockFilter
+from kvstore.admin.verifying import Verifier
 from kvstore.admin.views import BlockView, NamespaceView, Page, PrefixView
 from kvstore.clock import Clock
+from kvstore.defaults import checked_ttl_ms
 from kvstore.errors import RequestError
 from kvstore.manifests import Manifests
 from kvstore.storing import Storing
@@ -39,6 +42,7 @@ class Administration:
         self._tiers = tuple(tiers)
         self._tier_names = tuple(names)
         self._index = index
+        self._placement = placement
         self._clock = clock
         self._names = Names(manifests, clock)
         self._census = Census(index, names, self._names, clock)
@@ -140,7 +144,8 @@ class Administration:
 
         What is bad goes from there, in use or not, as after a load.
         """
-        raise NotImplementedError
+        verifier = Verifier(self._tiers, self._index, Copies(self._placement), self._clock)
+        return verifier.verify(sorted(self._census.select(wanted)), progress or Progress())
 
     def set_ttl(
         self, wanted: BlockFilter, ttl_s: float | None = None, hard_ttl_s: float | None = None
@@ -150,7 +155,16 @@ class Administration:
         A soft end may come sooner by that, but not before a pin's; a hard one is never put off. Raises
         ``RequestError`` for a time that is not above 0 or beyond a century, or for none.
         """
-        raise NotImplementedError
+        if ttl_s is None and hard_ttl_s is None:
+            raise RequestError("ttl_s", "say how long: ttl_s, hard_ttl_s, or both")
+        now_ms = self._clock.wall_ms()
+        soft_ms = None if ttl_s is None else now_ms + checked_ttl_ms(ttl_s)
+        hard_ttl_ms = None if hard_ttl_s is None else checked_ttl_ms(hard_ttl_s, "hard_ttl_s")
+        records = self._index.set_ends(self._census.select(wanted), now_ms, soft_ms, hard_ttl_ms)
+        self._placement.rewrite_headers(records, insist=True)
+        there = {record.key for record in records}
+        absent = (key for key in dict.fromkeys(wanted.keys or ()) if key not in there)
+        return Retimed(len(there), tuple(absent))
 
     def export(self, wanted: BlockFilter, file: BinaryIO, *, progress: Progress | None = None) -> Exported:
         """Write blocks to a file in the format of safetensors, one by one; only ``write`` is used."""

@@ -47,7 +47,7 @@ def create_store_app(
     @app.get("/health", tags=["operation"])
     def health() -> Response:
         """200 while requests are answered (``ok`` or ``degraded``, with reasons), 503 otherwise."""
-        answer = store_health_answer(sidecar.store.health(), sidecar.degraded)
+        answer = store_health_answer(sidecar.store.health(), sidecar.degraded, sidecar.broken)
         return JSONResponse(answer.body, answer.status)
 
     @app.get("/metrics", tags=["operation"])

@@ -7,7 +7,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from api.store.context import Client, Shared, Writer
-from api.store.schema import ClearFields, FlushFields, InquiryFields, KeysFields, NamespaceFields, key_bytes
+from api.store.schema import (
+    ClearFields,
+    FlushFields,
+    InquiryFields,
+    KeysFields,
+    NamespaceFields,
+    PinFields,
+    PoolFields,
+    UnpinFields,
+    key_bytes,
+)  # fmt: skip
 from api.store.waiting import ended
 from api.tenancy import Operator
 from kvstore.absences import Absence
@@ -15,6 +25,7 @@ from kvstore.errors import RequestError
 from kvstore.interface import Asked
 from kvstore.loading import OnDone
 from kvstore.namespace import Namespace
+from kvstore.remote import pinning
 from kvstore.remote.patience import patience_s
 from kvstore.remote.reports import health_report, statistics_report
 
@@ -119,6 +130,40 @@ async def flush(context: Shared, _: Client, fields: FlushFields) -> dict[str, bo
 async def clear(context: Shared, _: Operator, fields: ClearFields) -> dict[str, int]:
     """Remove all blocks, but for those in use, from a tier or from all; returns how many went."""
     return {"value": await context.waits.run(lambda: context.store.clear(fields.tier))}
+
+
+@router.post("/pin")
+async def pin(context: Shared, client: Client, fields: PinFields) -> dict[str, Any]:
+    """Keep a prefix for a time or until one; see what is pinned, or what bound it is ``beyond``."""
+    keys = _keys(fields)
+    return {
+        "value": await context.waits.run(
+            lambda: pinning.pin(client, keys, fields.for_s, fields.until_s, fields.tiers)
+        )
+    }
+
+
+@router.post("/unpin")
+async def unpin(context: Shared, client: Client, fields: UnpinFields) -> dict[str, int]:
+    """Let a prefix be ordinary again; returns how many blocks were pinned, for each tier."""
+    return {"value": await context.waits.run(lambda: pinning.unpin(client, _keys(fields), fields.tiers))}
+
+
+@router.get("/pins")
+async def pins(
+    context: Shared, client: Client, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
+) -> dict[str, Any]:
+    """List what the caller has pinned, by tenant, tier and end."""
+    return {"value": await context.threads.run(lambda: pinning.pins(client, limit))}
+
+
+@router.post("/pool")
+async def pool(context: Shared, client: Client, fields: PoolFields) -> dict[str, Any]:
+    """Tell what has changed in the engine's own pool; returns what it must let go of.
+
+    An answer of another epoch than was sent means that nothing was taken in: tell all of it, with that epoch.
+    """
+    return {"value": await context.threads.run(lambda: client.pool.exchange(fields.model_dump()))}
 
 
 def _keys(fields: KeysFields) -> list[bytes]:

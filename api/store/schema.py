@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvstore.namespace import MOST_MANIFEST_BYTES
+from kvstore.remote.pooling import MOST_AT_ONCE
 from kvstore.remote.wire import MOST_KEYS
 from kvstore.retention import MAX_LIFETIME_S
 
@@ -49,6 +50,40 @@ class KeysFields(BaseModel):
     model_config = _FIELDS
 
     keys: Keys
+
+
+Tiers = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)]
+
+
+class PinFields(KeysFields):
+    """The body of ``POST /store/pin``: for how long, or until when (epoch seconds)."""
+
+    for_s: float | None = None
+    until_s: float | None = None
+    tiers: Tiers | None = None
+
+
+class UnpinFields(KeysFields):
+    """The body of ``POST /store/unpin``."""
+
+    tiers: Tiers | None = None
+
+
+_Name = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
+_Named = Annotated[list[_Name], Field(min_length=3, max_length=3, examples=[["0f" * 16, "", "0a" * 16]])]
+
+
+class PoolFields(BaseModel):
+    """The body of ``POST /store/pool``: what has changed in an engine's own pool.
+
+    A block that is ``added`` is its key, its parent (or nothing) and its namespace.
+    """
+
+    model_config = _FIELDS
+
+    epoch: Annotated[str, Field(max_length=64)] | None = None
+    added: Annotated[list[_Named], Field(max_length=MOST_AT_ONCE)] = []
+    removed: Annotated[list[Key], Field(max_length=MOST_AT_ONCE)] = []
 
 
 class InquiryFields(KeysFields):

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Mapping
+from typing import TypedDict
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http_errors import status_response
+from api.settings import Settings
 from kvstore.errors import AccessError
 from kvstore.remote.tenancy import Authenticate, Tenant
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
+IMPORT_PATH = "/admin/import"
 _SCHEME = "bearer "
 _log = logging.getLogger(__name__)
+
+
+class BodyBounds(TypedDict):
+    """How large bodies may be."""
+
+    max_body_bytes: int
+    others: Mapping[str, int]
+
+
+def body_bounds(settings: Settings) -> BodyBounds:
+    """Return the bounds that settings give."""
+    return {"max_body_bytes": settings.max_body_bytes, "others": {IMPORT_PATH: settings.max_import_bytes}}
 
 
 class Gate:
@@ -25,23 +41,31 @@ class Gate:
     An unforeseen error is logged by its type and place, without its message, which may quote a prompt.
     """
 
-    def __init__(self, app: ASGIApp, authenticate: Authenticate, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticate: Authenticate,
+        max_body_bytes: int,
+        others: Mapping[str, int] | None = None,
+    ) -> None:
+        """``others`` are paths whose bodies have bounds of their own."""
         self._app = app
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
+        self._others = others or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        tenant = self._tenant_of(scope)
+        tenant, most_bytes = self._tenant_of(scope), self._others.get(scope["path"], self._max_body_bytes)
         if tenant is None and scope["path"] not in OPEN_PATHS:
             await status_response(401)(scope, receive, send)
-        elif self._declared_bytes(scope) > self._max_body_bytes:
-            await status_response(413, self._too_large)(scope, receive, send)
+        elif self._declared_bytes(scope) > most_bytes:
+            await status_response(413, _too_large(most_bytes))(scope, receive, send)
         else:
             scope.setdefault("state", {})["tenant"] = tenant
-            await self._pass(scope, self._bounded(receive), send)
+            await self._pass(scope, _bounded(receive, most_bytes), send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -61,10 +85,6 @@ class Gate:
                 raise ConnectionAbortedError("the answer was cut short") from None
             await status_response(500)(scope, receive, send)
 
-    @property
-    def _too_large(self) -> str:
-        return f"the body is larger than the {self._max_body_bytes} bytes that are taken"
-
     def _tenant_of(self, scope: Scope) -> Tenant | None:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         sent = header.decode("latin-1")
@@ -79,15 +99,20 @@ class Gate:
         sent = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         return int(sent) if sent.isdigit() else 0
 
-    def _bounded(self, receive: Receive) -> Receive:
-        received_bytes = 0
 
-        async def receive_bounded() -> Message:
-            nonlocal received_bytes
-            message = await receive()
-            received_bytes += len(message.get("body", b""))
-            if received_bytes > self._max_body_bytes:
-                raise HTTPException(413, self._too_large)
-            return message
+def _bounded(receive: Receive, most_bytes: int) -> Receive:
+    received_bytes = 0
 
-        return receive_bounded
+    async def receive_bounded() -> Message:
+        nonlocal received_bytes
+        message = await receive()
+        received_bytes += len(message.get("body", b""))
+        if received_bytes > most_bytes:
+            raise HTTPException(413, _too_large(most_bytes))
+        return message
+
+    return receive_bounded
+
+
+def _too_large(most_bytes: int) -> str:
+    return f"the body is larger than the {most_bytes} bytes that are taken"

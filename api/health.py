@@ -22,12 +22,36 @@ class HealthAnswer:
     body: dict[str, Any]
 
 
+class Readiness:
+    """Whether requests should be sent here: not before all is there, and not while it is stopping."""
+
+    def __init__(self) -> None:
+        self.is_started = False
+        self.is_draining = False
+
+    def answer(self, health: HealthAnswer) -> HealthAnswer:
+        """Return 200 while requests should come, and 503 otherwise."""
+        state = "draining" if self.is_draining else "ready" if self.is_started else "starting"
+        if state == "ready" and health.status != _STATUS[State.OK]:
+            state = "unhealthy"
+        return HealthAnswer(200 if state == "ready" else 503, {"status": state})
+
+
 def health_answer(serving: Serving) -> HealthAnswer:
     """Return 200 while requests are answered, also without a tier, and 503 otherwise."""
     engine = serving.engine.health()
     engine_reason = "" if engine.ok else engine.reason or "it has ended"
     broken = {"engine": engine_reason} if engine_reason else {}
-    return store_health_answer(serving.store.health(), serving.degraded, broken)
+    store = serving.store.health()
+    return store_health_answer(store, {**serving.degraded, **_found_wrong(serving, store)}, broken)
+
+
+def _found_wrong(serving: Serving, store: Health) -> dict[str, str]:
+    """Return what the audit in idle time found, while blocks are in quarantine."""
+    wrong = serving.engine.rechecker.last_wrong
+    if not wrong or not store.reason:
+        return {}
+    return {"audit": f"{wrong[0].label}: a block in tier {wrong[0].tier} was not what its tokens give"}
 
 
 def store_health_answer(

@@ -11,11 +11,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from api.allowed_methods import allowed_methods
 from kvstore.errors import (
+    AbsentError,
     AccessError,
     ConfigError,
+    ConflictError,
     EngineClosedError,
+    NeedsModelError,
     OverloadedError,
+    PinBudgetError,
     PrefixdError,
     PromptTooLongError,
     RequestError,
@@ -24,6 +29,7 @@ from kvstore.errors import (
 )
 
 _INVALID = "invalid_request_error"
+_METHOD_NOT_ALLOWED = 405
 
 # Error, status, type and code; the first row that fits an error decides.
 ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
@@ -35,6 +41,10 @@ ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
     (AccessError, 403, "permission_error", "not_allowed"),
     (ConfigError, 400, _INVALID, None),
     (StoreClosedError, 503, "server_error", "shutting_down"),
+    (AbsentError, 404, _INVALID, "not_found"),
+    (NeedsModelError, 400, _INVALID, "needs_model"),
+    (ConflictError, 409, _INVALID, "conflict"),
+    (PinBudgetError, 409, _INVALID, "pin_budget_exceeded"),
 )
 # Status that the framework or a middleware answers with: type, code and, where ours says more, message.
 STATUSES: Mapping[int, tuple[str, str | None, str | None]] = {
@@ -67,13 +77,15 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 def error_answer(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return status and body for one of the errors in the table."""
     status, kind, code = next(row[1:] for row in ERRORS if isinstance(error, row[0]))
-    return status, error_body(str(error), kind, getattr(error, "param", None), code)
+    param = getattr(error, "param", None) or getattr(error, "setting", None)
+    return status, error_body(str(error), kind, param, code)
 
 
-def status_response(status: int, detail: str = "") -> Response:
+def status_response(status: int, detail: str = "", headers: Mapping[str, str] | None = None) -> Response:
     """Return the answer for a bare HTTP status."""
     kind, code, message = STATUSES.get(status, (_INVALID if status < 500 else "server_error", None, None))
-    return JSONResponse(error_body(message or detail, kind, None, code), status, _HEADERS.get(status))
+    told = {**_HEADERS.get(status, {}), **(headers or {})}
+    return JSONResponse(error_body(message or detail, kind, None, code), status, told)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -87,8 +99,10 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, own_error)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        return status_response(error.status_code, error.detail)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        is_known = error.status_code == _METHOD_NOT_ALLOWED
+        headers = {"Allow": allowed_methods(app, request.url.path)} if is_known else error.headers
+        return status_response(error.status_code, error.detail, headers)
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(request: Request, error: RequestValidationError) -> Response:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from api.families import counter, counters, gauge, gauges
 from api.store_metrics import store_metrics
 from engine_adapter.assemble import Serving
+from engine_adapter.engine.audit import Audit
 from engine_adapter.engine.events import Delta, Event, Planned, Usage
 from engine_adapter.engine.reporting import EngineStatistics
 from engine_adapter.engine.request import Mode
@@ -93,6 +94,7 @@ class _LiveStatistics(Collector):
         yield from _engine_metrics(counts)
         yield from _plan_metrics(counts, self._serving.engine.mode)
         yield from store_metrics(self._serving.store)
+        yield from _audit_metrics(self._serving.engine.rechecker.facts())
         if shadows := self._serving.watching.shadows():
             yield from _shadow_metrics(shadows)
 
@@ -132,6 +134,18 @@ def _plan_metrics(counts: EngineStatistics, mode: Mode) -> Iterator[Metric]:
     yield gauges("tier_load_latency_seconds", "Time until a tier's next load begins to come.", latencies)
     rates = {tier: cost.bytes_per_s for tier, cost in costs.loads.items()}
     yield gauges("tier_load_bytes_per_second", "How fast a tier's loads come then, decoded.", rates)
+
+
+def _audit_metrics(audit: Audit) -> Iterator[Metric]:
+    yield gauge("audit_share", "Share of the idle time that the audit may take.", audit.share)
+    yield counter("audit_blocks", "Copies of blocks computed once more and compared.", audit.num_compared)
+    yield counter("audit_bytes", "Their bytes.", audit.compared_bytes)
+    yield counter("audit_wrong_blocks", "Those of them that differed.", audit.num_wrong)
+    yield counter("audit_failures", "Attempts that broke off with an error.", audit.num_failed)
+    yield counter("audit_seconds", "Time that it took.", audit.spent_s)
+    yield counter("idle_seconds", "Time in which there were no requests.", audit.idle_s)
+    yield gauge("audit_coverage", "Share of the copies stored now that were compared.", audit.coverage)
+    yield gauge("audit_memory_bytes", "Memory for tokens of served prompts.", audit.memory_bytes)
 
 
 def _one_of(mode: Mode) -> dict[str, float]:

@@ -12,8 +12,10 @@ from starlette.types import Receive
 
 from api.context import Context
 from api.engine_bridge import RunningRequest
+from api.error_schema import errors
 from api.event_stream import EventStreamResponse, data_event
 from api.http_errors import error_body, status_response
+from api.openai_answers import ChatAnswer, CompletionAnswer, ModelCard, ModelList, answered
 from api.openai_constraint import compiled
 from api.openai_logprobs import TokenTexts
 from api.openai_reply import ChatReply, CompletionReply, Reply, closing
@@ -33,16 +35,16 @@ def openai_routes(context: Context) -> APIRouter:
     texts = TokenTexts(context.serving.tokenizer)
 
     @router.get("/models")
-    async def list_models() -> dict[str, Any]:
+    async def list_models() -> ModelList:
         """List the model that is served, and its LoRA adapters."""
-        return {"object": "list", "data": [_model_card(context, name) for name in context.served.names]}
+        return ModelList(object="list", data=[_model_card(context, name) for name in context.served.names])
 
-    @router.get("/models/{model:path}")
-    async def get_model(model: str) -> dict[str, Any]:
+    @router.get("/models/{model:path}", responses=errors(404))
+    async def get_model(model: str) -> ModelCard:
         """Return the card of one model or adapter."""
         return _model_card(context, model)
 
-    @router.post("/completions")
+    @router.post("/completions", responses=answered(CompletionAnswer))
     async def complete(fields: CompletionFields, http: Request, tenant: Writer) -> Response:
         """Continue a prompt, given as text or token ids."""
         check_fields(fields, context.served)
@@ -51,7 +53,7 @@ def openai_routes(context: Context) -> APIRouter:
         reply = CompletionReply(fields.model, context.now_s(), texts, fields.logprobs is not None)
         return await _answer(context, fields, tenant, prompt_ids, http, reply)
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", responses=answered(ChatAnswer))
     async def chat(fields: ChatFields, http: Request, tenant: Writer) -> Response:
         """Answer a chat, written in the model's own template."""
         check_fields(fields, context.served)
@@ -62,17 +64,17 @@ def openai_routes(context: Context) -> APIRouter:
     return router
 
 
-def _model_card(context: Context, name: str) -> dict[str, Any]:
+def _model_card(context: Context, name: str) -> ModelCard:
     """Return what is told of a model; an adapter's ``parent`` is the one it belongs to."""
     lora = context.served.lora(name)
-    return {
-        "id": name,
-        "object": "model",
-        "created": context.started_s,
-        "owned_by": "prefixd",
-        "parent": None if lora is None else context.served.model,
-        "max_model_len": context.serving.model_facts.context_tokens,
-    }
+    return ModelCard(
+        id=name,
+        object="model",
+        created=context.started_s,
+        owned_by="prefixd",
+        parent=None if lora is None else context.served.model,
+        max_model_len=context.serving.model_facts.context_tokens,
+    )
 
 
 async def _answer(

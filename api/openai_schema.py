@@ -5,38 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, model_validator
 
+from api.prompt_schema import TYPES_ALONE, Message, Text, the_one_prompt
 from api.setting_types import ModeName
 from engine_adapter.engine.constraints import ANY_OBJECT
 
-
-def _well_formed(text: str) -> str:
-    """Refuse half a surrogate pair, which JSON can spell and nothing can encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("must be well-formed Unicode") from None
-    return text
-
-
-def the_one_prompt(value: object) -> object:
-    """Take one prompt out of a list, in which many clients send it."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
-        return value
-    if len(value) > 1:
-        raise ValueError("holds several prompts; send each in a request of its own")
-    return value[0]
-
-
-Text = Annotated[str, AfterValidator(_well_formed)]
-_TYPES_ALONE = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+_EXAMPLE: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "max_tokens": 16, "temperature": 0.0}
+_MESSAGE: dict[str, Any] = {"role": "user", "content": "What is the capital of France?"}
 
 
 class KvFields(BaseModel):
     """How a request uses the cache."""
 
-    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+    model_config = ConfigDict(extra="forbid", **TYPES_ALONE)
 
     cache: Literal["off", "read", "write", "on"] = "on"
     ttl_s: float | None = None
@@ -49,7 +31,7 @@ class KvFields(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream carries beside the text."""
 
-    model_config = _TYPES_ALONE
+    model_config = TYPES_ALONE
 
     include_usage: bool = False
 
@@ -57,7 +39,7 @@ class StreamOptions(BaseModel):
 class NamedSchema(BaseModel):
     """A JSON schema; its name and description, and whether it is strict, change nothing: it always is."""
 
-    model_config = _TYPES_ALONE
+    model_config = TYPES_ALONE
 
     as_object: dict[str, Any] = Field(alias="schema")
 
@@ -65,7 +47,7 @@ class NamedSchema(BaseModel):
 class ResponseFormat(BaseModel):
     """The form of answers, as the OpenAI API asks for it."""
 
-    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+    model_config = ConfigDict(extra="forbid", **TYPES_ALONE)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -85,7 +67,7 @@ class ResponseFormat(BaseModel):
 class StructuredOutputs(BaseModel):
     """The form of answers, as vLLM asks for it."""
 
-    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
+    model_config = ConfigDict(extra="forbid", **TYPES_ALONE)
 
     json_schema: dict[str, Any] | Json[dict[str, Any]] | None = Field(default=None, alias="json")
     json_object: bool | None = None
@@ -107,7 +89,7 @@ class StructuredOutputs(BaseModel):
 class GenerationFields(BaseModel):
     """What both kinds of generation take; ranges are the engine's, other fields ``openai_fields``'s."""
 
-    model_config = ConfigDict(extra="allow", **_TYPES_ALONE)
+    model_config = ConfigDict(extra="allow", **TYPES_ALONE)
 
     model: Text
     max_tokens: int | None = None
@@ -136,38 +118,19 @@ class GenerationFields(BaseModel):
 class CompletionFields(GenerationFields):
     """The body of ``POST /v1/completions``; a prompt is text or token ids, maybe in a list of one."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{**_EXAMPLE, "prompt": "The capital of France is"}]}
+    )
+
     prompt: Annotated[Text | list[int], BeforeValidator(the_one_prompt)]
     logprobs: int | None = None
     best_of: int | None = None
 
 
-class TextPart(BaseModel):
-    """A piece of a message."""
-
-    model_config = ConfigDict(extra="forbid", **_TYPES_ALONE)
-
-    type: Literal["text"]
-    text: Text
-
-
-class Message(BaseModel):
-    """One message of a chat."""
-
-    model_config = ConfigDict(extra="allow", **_TYPES_ALONE)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
-    name: Text | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it."""
-        content = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
-        named = {"name": self.name} if self.name is not None else {}
-        return {"role": "system" if self.role == "developer" else self.role, "content": content, **named}
-
-
 class ChatFields(GenerationFields):
     """The body of ``POST /v1/chat/completions``."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**_EXAMPLE, "messages": [_MESSAGE]}]})
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None

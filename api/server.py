@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
+from api.bodies import BodiesInPieces
+from api.health import Readiness
 from api.listening import address_error
 from api.quantities import format_bytes
 from api.settings import Settings
@@ -116,10 +118,12 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             ws="none",
+            http=BodiesInPieces,
             timeout_graceful_shutdown=math.ceil(drain_s + _LAST_WORDS_S),
         )
         super().__init__(config)
         self._ready = ready
+        self._readiness: Readiness = app.state.readiness
         self._drain_s = drain_s
         self._end_requests = end_requests
         self._hurry = threading.Event()
@@ -146,6 +150,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self._hurry.set()
         self.should_exit = True
+        self._readiness.is_draining = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -6,21 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
 
+from api.admin.service import add_admin_routes
+from api.admin.with_model import ServedModel
 from api.context import Context
 from api.few_threads import FewThreads
-from api.gate import Gate
-from api.health import health_answer
+from api.gate import Gate, body_bounds
+from api.health import Readiness, health_answer
 from api.http_errors import install_error_handlers
-from api.kv_routes import kv_routes
 from api.metrics import Metrics
 from api.openai_routes import openai_routes
+from api.openapi import describe
+from api.operation_routes import add_operation_routes
 from api.prompts import PromptEncoder
 from api.served import Served
 from api.settings import Settings
-from api.tenancy import Overseer
 from api.tokens import authenticate_by
 from engine_adapter.assemble import Serving
 from kvstore.clock import Clock
@@ -49,31 +49,26 @@ def create_app(
         started_s=clock.wall_ms() // 1000,
     )
 
+    readiness = Readiness()
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        admin.start()
+        readiness.is_started = True
         yield
+        await admin.close()
         context.prompts.close()
         context.explaining.close()
         context.constraining.close()
 
     app = FastAPI(title="prefixd", docs_url=None, redoc_url=None, lifespan=lifespan)
     authenticate = authenticate or authenticate_by(settings)
-    app.add_middleware(Gate, authenticate=authenticate, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Gate, authenticate=authenticate, **body_bounds(settings))
     install_error_handlers(app)
     app.include_router(openai_routes(context))
-    app.include_router(kv_routes(context))
-    _add_operation_routes(app, context)
+    admin = add_admin_routes(
+        app, serving.store, settings, serving.degraded, lambda: 0, ServedModel(context), clock
+    )
+    add_operation_routes(app, lambda: health_answer(serving), readiness, context.metrics.render)
+    describe(app, "A model served with its prefixes cached in tiers, and the administration of those.")
     return app
-
-
-def _add_operation_routes(app: FastAPI, context: Context) -> None:
-    @app.get("/health", tags=["operation"])
-    def health() -> Response:
-        """200 while requests are answered (``ok`` or ``degraded``, with reasons), 503 otherwise."""
-        answer = health_answer(context.serving)
-        return JSONResponse(answer.body, answer.status)
-
-    @app.get("/metrics", tags=["operation"])
-    def metrics(_: Overseer) -> Response:
-        """All metrics in Prometheus' text format."""
-        return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -12,7 +12,7 @@ from kvstore.retention import Retention
 
 
 def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingConfig:
-    """Return the configuration to assemble; only where it ``is_watched`` with shadows and a recording.
+    """Return the configuration to assemble; only where it ``is_watched`` with shadows, recording, audit.
 
     Raises ``ConfigError`` when no model is named.
     """
@@ -45,6 +45,8 @@ def serving_config(settings: Settings, *, is_watched: bool = False) -> ServingCo
         shadow_policies=shadow_policies(settings.shadow_policies) if is_watched else (),
         record_trace=settings.record_trace if is_watched else None,
         record_trace_bytes=settings.record_trace_bytes,
+        recheck_share=settings.recheck_share if is_watched else 0.0,
+        recheck_memory_bytes=settings.recheck_memory_bytes,
     )
 
 

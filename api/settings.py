@@ -106,6 +106,14 @@ class Settings(BaseModel):
     max_body_bytes: Annotated[Bytes, Field(ge=1024)] = setting(
         "Server", 16 * 2**20, "Largest request body; a larger one is answered with 413."
     )
+    max_import_bytes: Annotated[Bytes, Field(ge=1024)] = setting(
+        "Server", 16 * 2**30, "Largest file that may be imported; it waits in cache_path meanwhile."
+    )
+    audit_log: File | None = setting(
+        "Server",
+        None,
+        "File in which administrative actions are noted as lines of JSON, for its owner alone.",
+    )
     drain_s: Seconds = setting(
         "Server", 10.0, "How long a stopping server lets running requests finish before it cancels them."
     )
@@ -145,6 +153,14 @@ class Settings(BaseModel):
     )
     verify_share: Annotated[float, Field(ge=0, le=1)] = setting(
         "Cache", 0.05, "Share of the hits that mode verify computes and compares."
+    )
+    recheck_share: Annotated[float, Field(ge=0, le=1)] = setting(
+        "Cache",
+        0.02,
+        "Share of the idle time in which stored blocks are computed once more and compared; 0 for none.",
+    )
+    recheck_memory_bytes: Annotated[Bytes, Field(ge=2**16)] = setting(
+        "Cache", 4 * 2**20, "Memory for the tokens of prompts, which that needs; never shown or written."
     )
     default_ttl_s: TimeToLive = setting(
         "Cache",

@@ -1,8 +1,11 @@
-"""Whose a request is, by its token, and what that allows."""
+"""Whose a request is, by its token, and what that allows.
+
+All of it is ``async``, though nothing waits: the framework would use another thread, which takes longer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -10,14 +13,13 @@ from fastapi import Depends, Request
 from kvstore.remote.tenancy import Role, Tenant
 
 
-# None of these blocks; were they not async, each would take a turn on a thread that slow requests share.
 async def caller_of(request: Request) -> Tenant:
     """Return whose a request is that has passed the gate."""
     tenant: Tenant = request.state.tenant
     return tenant
 
 
-def _with(role: Role) -> Callable[[Request], Coroutine[None, None, Tenant]]:
+def _with(role: Role) -> Callable[[Request], Awaitable[Tenant]]:
     async def allowed(request: Request) -> Tenant:
         tenant = await caller_of(request)
         tenant.require(role)

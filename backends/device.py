@@ -178,9 +178,9 @@ class DevicePool:
                 self._unhold(key)
 
     def require_private(self, blocks: Iterable[int]) -> None:
-        """Raise ``InvariantError`` unless all ``blocks`` are private, so that they may be written."""
+        """Raise ``InvariantError`` unless all ``blocks`` are private or set aside, and may be written."""
         for block in blocks:
-            if self._references[block] != 1 or block in self._key_of:
+            if block < self.num_blocks and (self._references[block] != 1 or block in self._key_of):
                 raise InvariantError(f"block {block} is not private and must not be written")
 
     def copy_block(self, source: int, target: int) -> None:

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -31,9 +29,9 @@ from rich.progress import track
 from rich.table import Table
 
 from api.folders import cache_folder
+from benchmarks.sides.process import Side, started
 
 OURS, VLLM, GENERATE = "prefixd", "vllm", "transformers"
-REPOSITORY = Path(__file__).parent.parent
 _LONG, _SHORT, _DECODED = 2000, 64, 64
 _BATCHES = (1, 8)
 _FOR_ALL = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -68,30 +66,6 @@ MARKS = (
 )
 OWN_MARKS = {"itl_p99_by_median_in_prefill": 2.0, "overhead_of_a_step_s": 0.0015}
 Figures = dict[str, float]
-
-
-class Side:
-    """One engine in one dtype, in a process of its own."""
-
-    def __init__(self, name: str, dtype: str, process: subprocess.Popen[str]) -> None:
-        self.name = name
-        self.dtype = dtype
-        self._process = process
-
-    def ask(self, do: str, **arguments: Any) -> Any:
-        """Let the side do something and return what comes of it."""
-        if self._process.stdin is None:
-            raise SystemExit(f"{self.name} cannot be asked")
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
-        return self.result()
-
-    def result(self) -> Any:
-        """Wait for the side's next line."""
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise SystemExit(f"{self.name} in {self.dtype} has ended; see what it says with --verbose")
-        return json.loads(line)["result"]
 
 
 def main() -> None:
@@ -206,7 +180,7 @@ def table(report: Mapping[str, Any]) -> Table:
     return made
 
 
-def _sides(arguments: argparse.Namespace, folder: Path) -> Iterator[Any]:
+def _sides(arguments: argparse.Namespace, folder: Path) -> Iterator[AbstractContextManager[Side]]:
     for dtype in arguments.dtypes.split(","):
         model = [str(arguments.model), dtype]
         own = [str(arguments.chunk_tokens), str(folder / dtype)]
@@ -216,29 +190,10 @@ def _sides(arguments: argparse.Namespace, folder: Path) -> Iterator[Any]:
             yield _started(arguments, VLLM, dtype, arguments.vllm, "vllm_side", *model)
 
 
-@contextmanager
 def _started(
-    arguments: argparse.Namespace, name: str, dtype: str, python: str, module: str, *words: str
-) -> Iterator[Side]:
-    process = subprocess.Popen(
-        [python, "-m", f"benchmarks.sides.{module}", *words],
-        cwd=REPOSITORY,
-        env={"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), **os.environ, **_FOR_ALL, **_FOR_VLLM},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=None if arguments.verbose else subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        yield Side(name, dtype, process)
-    finally:
-        if process.stdin:
-            process.stdin.close()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    arguments: argparse.Namespace, name: str, dtype: str, *command: str
+) -> AbstractContextManager[Side]:
+    return started(name, dtype, command, {**_FOR_ALL, **_FOR_VLLM}, is_verbose=arguments.verbose)
 
 
 def _arguments() -> argparse.Namespace:

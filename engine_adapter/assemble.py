@@ -212,6 +212,8 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         load_deadline_s=config.load_deadline_s,
         mode=Mode(config.mode),
         verify_share=config.verify_share,
+        recheck_share=config.recheck_share,
+        recheck_memory_bytes=config.recheck_memory_bytes,
     )
 
 

@@ -44,7 +44,8 @@ class ServingConfig:
     what steps and loads were found to cost; ``mode`` is a ``Mode``; ``loras`` are folders of LoRA
     adapters, by name; ``cpu_weights`` is ``auto`` or ``plain``; without ``decode_graphs`` each step is
     launched kernel by kernel; ``shadow_policies`` are estimated beside the live one of each tier;
-    ``record_trace`` is the file in which requests are recorded, of ``record_trace_bytes`` at most.
+    ``record_trace`` is the file in which requests are recorded, of ``record_trace_bytes`` at most;
+    ``recheck_share`` of the idle time goes into an audit, which remembers ``recheck_memory_bytes`` of tokens.
     """
 
     model: Path
@@ -73,6 +74,8 @@ class ServingConfig:
     shadow_policies: tuple[str, ...] = ()
     record_trace: Path | None = None
     record_trace_bytes: int = 1 << 28
+    recheck_share: float = 0.0
+    recheck_memory_bytes: int = 4 << 20
 
     def ttl_s(self, tier: str) -> float | None:
         """Return the life in a tier of a block whose request names none; ``None``: no end."""

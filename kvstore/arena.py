@@ -65,7 +65,8 @@ class Arena:
 
     ``lock_pages`` is called with the slots of each new slab and returns what undoes it (page-locking
     for a GPU); what it raises, ``allocate`` raises. ``map_slab`` is where the memory comes from; what it
-    takes beside the slots (8 bytes for each) is not counted.
+    takes beside the slots (8 bytes for each) is not counted. Of each size and owner one slab is kept when it
+    is empty, and others as long as they take up to ``spare_bytes`` together.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Arena:
         slab_bytes: int = DEFAULT_SLAB_BYTES,
         lock_pages: LockPages | None = None,
         map_slab: MapSlab = map_private_slab,
+        spare_bytes: int = 0,
     ) -> None:
         if budget_bytes < 0 or slab_bytes <= 0:
             raise ConfigError("arena", f"budget {budget_bytes} and slab {slab_bytes} bytes must be positive")
@@ -81,10 +83,11 @@ class Arena:
         self._slab_bytes = slab_bytes
         self._lock_pages = lock_pages or _leave_pageable
         self._map_slab = map_slab
+        self._spare_bytes = spare_bytes
         self._num_mapped = 0
         self._slabs: dict[int, Slab] = {}
         self._open: dict[_Class, dict[Slab, None]] = {}  # slabs with a free slot, in order of use
-        self._empty: dict[_Class, Slab] = {}  # the one empty slab that is kept
+        self._empty: dict[Slab, None] = {}  # those that are kept, the longest empty first
         self._leaving: list[Slab] = []  # empty, still mapped and charged, about to be given back
         self._used_bytes = 0
         self._mapped_bytes = 0
@@ -141,7 +144,8 @@ class Arena:
             open_slabs = {slab for of_class in self._open.values() for slab in of_class}
             _require(open_slabs == {slab for slab in slabs if slab.free}, "free slots out of reach")
             empty = {slab for slab in slabs if slab.is_empty}
-            _require(empty == set(self._empty.values()), "an empty slab was not given back")
+            _require(empty == set(self._empty), "an empty slab was not given back")
+            _require(not any(map(self._surplus, empty)), "too many empty slabs are kept")
             _require(sum(slab.used_bytes for slab in slabs) == self._used_bytes, "used bytes")
             mapped = [*slabs, *self._leaving]
             _require(sum(slab.nbytes for slab in mapped) == self._mapped_bytes, "mapped bytes")
@@ -165,7 +169,7 @@ class Arena:
             return None
         slab = next(iter(slabs))
         if slab.is_empty:
-            self._empty.pop(wanted, None)
+            del self._empty[slab]
         offset = slab.free.pop()
         if not slab.free:
             del slabs[slab]
@@ -217,7 +221,7 @@ class Arena:
             if self._leaving:
                 slab = self._leaving.pop()
             elif self._empty:
-                _, slab = self._empty.popitem()
+                slab = next(iter(self._empty))
                 self._forget(slab)
             else:
                 return False
@@ -229,6 +233,7 @@ class Arena:
         return True
 
     def _forget(self, slab: Slab) -> None:
+        del self._empty[slab]
         del self._slabs[slab.number]
         del self._open[_class_of(slab)][slab]
 
@@ -241,14 +246,20 @@ class Arena:
             self._open[_class_of(slab)][slab] = None
 
     def _keep_empty(self, slab: Slab) -> None:
-        """Keep an empty slab for its class, in place of the one that was kept before."""
+        """Keep an empty slab for its class, perhaps in place of one that was kept before."""
         slabs = self._open[_class_of(slab)]
         slabs.pop(slab, None)
         slabs[slab] = None  # last in line: what is in use fills up first
-        if surplus := self._empty.get(_class_of(slab)):
+        self._empty[slab] = None
+        if surplus := self._surplus(slab):
             self._forget(surplus)
             self._leaving.append(surplus)
-        self._empty[_class_of(slab)] = slab
+
+    def _surplus(self, slab: Slab) -> Slab | None:
+        """Return an empty slab of the same class that is not to be kept."""
+        kept = [other for other in self._empty if _class_of(other) == _class_of(slab)]
+        is_too_much = len(kept) > 1 and sum(other.nbytes for other in kept) > self._spare_bytes
+        return kept[0] if is_too_much else None
 
 
 def _class_of(slab: Slab) -> _Class:

@@ -23,6 +23,9 @@
     ├── ServerFailedError      a server that was started or asked did not do as it must
     ├── ChannelError           a connection to a store in another process ended, or spoke oddly
     ├── AccessError            a token that is missing, wrong, or not enough for what was asked
+    ├── AbsentError            something that was named is not there, or is somebody else's
+    ├── NeedsModelError        something that only a server with a model can do
+    ├── ConflictError          a request that contradicts an earlier one
     └── InvariantError         a conservation law does not hold, or a caller would break one
 
 Each error carries its facts as attributes, and its message is one line that says what to do.
@@ -201,6 +204,31 @@ class ChannelError(PrefixdError):
 
 class AccessError(PrefixdError):
     """A token that is missing or wrong, or whose role does not allow what was asked."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AbsentError(PrefixdError):
+    """A ``kind`` of thing called ``name`` that is not there, or is somebody else's: nobody can tell which."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"there is no {kind} {_shortened(name)}")
+        self.kind = kind
+        self.name = name
+
+
+class NeedsModelError(PrefixdError):
+    """What was asked of a store alone needs a server with a model; ``what`` says what that is."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} needs a model: this is a store alone")
+        self.what = what
+
+
+class ConflictError(PrefixdError):
+    """A request that contradicts an earlier one; ``reason`` says how."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
-from kvstore.absences import Cause
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
@@ -24,7 +23,6 @@ from kvstore.statistics import Count
 from kvstore.tier import Tier
 
 _STAGING_WAIT_S = 10.0
-_CAUSES = {Read.MISSING: Cause.MISSING, Read.CORRUPT: Cause.CORRUPT}  # of which the tier lets go
 
 
 @dataclass(slots=True, eq=False)
@@ -169,11 +167,8 @@ class Flights:
             self._report(flight, arrival)
             self._finish(flight, flight.slot)
             return
-        if (cause := _CAUSES.get(arrival.outcome)) is not None:
-            self._placement.remove(tier, key, cause, even_if_held=True)
-        elif arrival.outcome is Read.UNKNOWN_FORM:
-            self._placement.disown(tier, key)
-        elif arrival.outcome is Read.REFUSED:
+        self._placement.note_bad(tier, key, arrival.outcome)
+        if arrival.outcome is Read.REFUSED:
             tier.counters.add(Count.REFUSED_LOADS)
         self._finish(flight, None)
 

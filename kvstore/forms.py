@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvstore.clock import Clock
 from kvstore.errors import ConfigError, FrameError, UnknownFormError, one_line
-from kvstore.frame import RAW_CODEC, Header, checksum
+from kvstore.frame import RAW_CODEC, Expiry, Header, checksum
 from kvstore.record import Record
 from kvstore.seams import Codec
 from kvstore.slab import map_memory
@@ -114,3 +114,20 @@ class _Scratch(local):
         if len(self._memory) < nbytes:
             self._memory = map_memory(nbytes)
         return self._memory[:nbytes]
+
+
+def header_of(facts: Record, stored: Stored, expiry: Expiry) -> Header:
+    """Return the header of a block in the form in which it is to be stored."""
+    return Header(
+        facts.namespace, facts.key, facts.parent, facts.block_tokens, len(stored.data), facts.raw_bytes,
+        facts.created_ms, expiry, _stored_checksum(facts, stored), stored.codec,
+    )  # fmt: skip
+
+
+def _stored_checksum(facts: Record, stored: Stored) -> int:
+    """Return the checksum of what is stored, which is that of our own memory where it is raw."""
+    if stored.codec != RAW_CODEC:
+        return checksum(stored.data)
+    if facts.checksum is None:
+        facts.checksum = checksum(stored.data)
+    return facts.checksum

@@ -58,6 +58,11 @@ class KeepingIndex(ResidencyIndex):
             return self._lives.set_rules(retention)
 
     @property
+    def retention(self) -> Retention:
+        """The rules that hold now."""
+        return self._retention
+
+    @property
     def must_know_tenants(self) -> bool:
         """Whether rules give tenants quotas or pins, so that their blocks have to be told apart."""
         rules = (self._retention.others, *self._retention.tenants.values())

@@ -91,9 +91,15 @@ class Ledger(Books):
         victims = self._choose_victims(footprint_bytes, self.quotas.of(namespace), is_held)
         return victims if victims is not None and self.theirs.issuperset(victims) else None
 
+    def kept(self, is_held: IsHeld) -> IsHeld:
+        """Say as well which blocks stay for pinned ones that follow them: those came after the pin."""
+        if not self.pins.pins:
+            return is_held
+        return lambda key: self.pins.has_children(key) or is_held(key)
+
     def next_victim(self, is_held: IsHeld) -> bytes | None:
         """Return the block that is next to go; ``None``: all are in use or pinned."""
-        is_kept = self._is_kept(is_held) if self.pins.pins else is_held
+        is_kept = self.kept(is_held)
         return next(self.policy.victims(is_kept), None)
 
     def forget(self, key: bytes) -> None:
@@ -212,7 +218,7 @@ class Ledger(Books):
     ) -> tuple[bytes, ...] | None:
         """Return who goes for a block: of its groups, then of groups over their quota, then of any."""
         excess_bytes = self.used_bytes + footprint_bytes - self.budget_bytes
-        is_kept = self._is_kept(is_held) if self.pins.pins else is_held
+        is_kept = self.kept(is_held)
         if not groups and not (self.quotas.members and self.quotas.over()):
             return self._next_to_go(excess_bytes, is_kept)
         maker = RoomMaker(self.held, self.quotas.members, is_kept)
@@ -232,10 +238,6 @@ class Ledger(Books):
             if excess_bytes <= 0:
                 return tuple(victims)
         return None
-
-    def _is_kept(self, is_held: IsHeld) -> IsHeld:
-        """Say as well which blocks stay for pinned ones that follow them: those came after the pin."""
-        return lambda key: self.pins.has_children(key) or is_held(key)
 
     def _enter(
         self, key: bytes, parent: bytes, nbytes: int, now_s: float, groups: Groups, *, is_theirs: bool

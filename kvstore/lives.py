@@ -89,6 +89,10 @@ class Lives:
         if key:
             self._ancestors.note(key, use)
 
+    def settle(self) -> None:
+        """Carry out what was noted of ancestors: what is known of ends is complete then."""
+        self._ancestors.settle()
+
     def extend(self, record: Record, use: Use) -> None:
         """Put off a living block's soft end."""
         if use.until_ms:
@@ -106,7 +110,7 @@ class Lives:
 
     def is_alive(self, record: Record, now_ms: int) -> bool:
         """Say whether any tier has it alive; it is out of sight where its time is over."""
-        self._ancestors.settle()
+        self.settle()
         if now_ms >= record.sure_ms and self._retire(record, now_ms):
             self._ends.look_at(record, 0)
         return record.tiers > 0
@@ -118,6 +122,10 @@ class Lives:
         self.is_alive(record, now_ms)
         return bool(record.over >> bit & 1) or self._defaults.is_over(record, bit, now_ms)
 
+    def over(self, record: Record, now_ms: int) -> int:
+        """Return those tiers that have a block in which its time is over, noted or not, as a mask."""
+        return 0 if now_ms < record.sure_ms else self._defaults.over(record, now_ms)
+
     def end_ms(self, record: Record, bit: int) -> int:
         """Return when a block ends in a tier."""
         return self._defaults.end_ms(record, bit)
@@ -127,7 +135,7 @@ class Lives:
 
         They are those of the block that is known by now; ``facts`` are what a writer knows of it.
         """
-        self._ancestors.settle()
+        self.settle()
         record = self._records.get(facts.key)
         if record is None or record.is_gone or record.hard_ms <= facts.created_ms:
             record = facts
@@ -162,7 +170,7 @@ class Lives:
         """Return up to ``limit`` blocks for tiers to let go of, each once; held ones when they are free."""
         departures: list[Departure] = []
         if self._ends.has_due(now_ms):
-            self._ancestors.settle()
+            self.settle()
         for record in self._ends.due(now_ms):
             self._retire(record, now_ms)
             is_hard = record.hard_ms <= now_ms
@@ -181,7 +189,7 @@ class Lives:
         """Let the rules hold for all blocks there are (of a namespace); returns those whose ends moved."""
         if self._rules.is_plain:
             return []
-        self._ancestors.settle()
+        self.settle()
         return [
             record
             for record, limits in self._rules.survey(self._records, self._tenants.get)

@@ -37,13 +37,17 @@ class Manifests:
             digest, _ = self._registered.popitem(last=False)
             self._described.discard(digest)
 
+    def registered(self) -> dict[bytes, Namespace]:
+        """Return the namespaces registered here, by digest."""
+        return {namespace.digest: namespace for namespace in list(self._registered.values())}
+
     def known(self, timeout_s: float) -> list[Namespace]:
         """Return the namespaces registered here, and those whose manifests the tiers keep.
 
         Blocks on the media for at most ``timeout_s``: a tier that does not answer is left out, and so
         is what is no manifest of this version.
         """
-        known = {namespace.digest: namespace for namespace in list(self._registered.values())}
+        known = self.registered()
         ends_at_s = time.monotonic() + timeout_s
         for collection in [_Collection(tier) for tier in self._tiers]:
             for manifest in collection.wait(max(0.0, ends_at_s - time.monotonic())):

@@ -50,5 +50,5 @@ def _statistics_of(tier: Tier, index: KeepingIndex) -> TierStatistics:
     counts = tier.counters.snapshot() | {Count.OVER_QUOTA: index.num_over_quota(tier.bit)}
     return TierStatistics(
         tier.name, tier.config.budget_bytes, used_bytes, num_blocks, counts, index.groups(tier.bit),
-        pinned_bytes, num_pinned,
+        pinned_bytes, num_pinned, tier.is_draining,
     )  # fmt: skip

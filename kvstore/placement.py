@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Thread
 from typing import NamedTuple
 
@@ -11,8 +11,7 @@ from kvstore.absences import Cause
 from kvstore.arena import Slot
 from kvstore.clock import Clock
 from kvstore.demotions import Demotion, Demotions
-from kvstore.forms import Stored
-from kvstore.frame import RAW_CODEC, Expiry, Header, checksum
+from kvstore.forms import header_of
 from kvstore.header_updates import HeaderUpdates
 from kvstore.keeping import KeepingIndex
 from kvstore.loading import GiveBack, SharedBytes
@@ -24,6 +23,8 @@ from kvstore.statistics import Count
 from kvstore.tier import DEVICE_BIT, MemoryTier, Tier, WriteMode
 
 _MOST_AT_ONCE = 64
+
+Write = Callable[[Tier, Record, SharedBytes, Demotion | None], None]
 
 
 class Lent(NamedTuple):
@@ -191,7 +192,7 @@ class Placement(Removal):
         try:
             if demotion is not None and demotion.is_cancelled:
                 return
-            if tier.pool.is_closing or not tier.may_write():
+            if tier.pool.is_closing or tier.is_draining or not tier.may_write():
                 self._drop(tier, facts)
                 return
             self._retry_stuck(tier)
@@ -210,7 +211,7 @@ class Placement(Removal):
         room = self.make_room(tier, facts, len(stored.data)) if stored else None
         if stored is None or room is None:
             self._drop(tier, facts)
-        elif tier.write(_header(facts, stored, expiry), stored.data):
+        elif tier.write(header_of(facts, stored, expiry), stored.data):
             self._index.settle(tier.bit, room, facts, self._clock.monotonic_s())
             self._keep_out(tier, facts.key)
         else:
@@ -248,8 +249,13 @@ class Placement(Removal):
 
         return Lent(record, loan.data, give_back, loan.slot)
 
-    def _see_off(self, tier: Tier, victim: Record) -> None:
-        """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good."""
+    def _see_off(
+        self, tier: Tier, victim: Record, write: Write | None = None, below: Sequence[Tier] | None = None
+    ) -> None:
+        """Let a victim go: from memory into the tiers that take what is evicted, elsewhere for good.
+
+        ``write`` is how it is written there (behind), and ``below`` where, unless told otherwise.
+        """
         if not isinstance(tier, MemoryTier):
             if self._index.is_theirs(tier.bit, victim.key):
                 self._index.confirm_removal(tier.bit, victim.key)
@@ -260,35 +266,21 @@ class Placement(Removal):
         self._index.confirm_removal(tier.bit, victim.key)
         if slot is None:
             return
-        is_over = self._index.has_ended(tier.bit, victim, self._clock.wall_ms())
-        wanting = [
-            below
-            for below in self._write_back
-            if not is_over and not victim.tiers >> below.bit & 1 and below.admits(victim.block_tokens, victim)
-        ]
+        wanting = self._wanting(tier, victim) if below is None else below
         if not wanting:
             slot.free()
             return
         shared = SharedBytes(slot.view, slot.free, num_readers=len(wanting))
-        for below in wanting:
-            demotion = self._demotions.begin(below.bit, victim.key)
-            self.write_behind(below, victim.copy(), shared, demotion)
+        for lower in wanting:
+            demotion = self._demotions.begin(lower.bit, victim.key)
+            (write or self.write_behind)(lower, victim.copy(), shared, demotion)
+
+    def _wanting(self, tier: Tier, victim: Record) -> list[Tier]:
+        """Return the tiers that take a block which memory evicts."""
+        if self._index.has_ended(tier.bit, victim, self._clock.wall_ms()):
+            return []
+        missing = (lower for lower in self._write_back if not victim.tiers >> lower.bit & 1)
+        return [lower for lower in missing if lower.admits(victim.block_tokens, victim)]
 
     def _with_mode(self, mode: WriteMode) -> tuple[Tier, ...]:
         return tuple(tier for tier in self.below_memory if tier.config.write_mode is mode)
-
-
-def _header(facts: Record, stored: Stored, expiry: Expiry) -> Header:
-    return Header(
-        facts.namespace, facts.key, facts.parent, facts.block_tokens, len(stored.data), facts.raw_bytes,
-        facts.created_ms, expiry, _stored_checksum(facts, stored), stored.codec,
-    )  # fmt: skip
-
-
-def _stored_checksum(facts: Record, stored: Stored) -> int:
-    """Return the checksum of what is stored, which is that of our own memory where it is raw."""
-    if stored.codec != RAW_CODEC:
-        return checksum(stored.data)
-    if facts.checksum is None:
-        facts.checksum = checksum(stored.data)
-    return facts.checksum

@@ -28,10 +28,14 @@ class Read(Enum):
 
 
 class Landing(NamedTuple):
-    """A block to read, and where to: ``out`` has its raw length and is undefined unless that is ``DONE``."""
+    """A block to read, and where to: ``out`` has its raw length and is undefined unless that is ``DONE``.
+
+    One that is read to be looked at, not to be used, is not counted as a load.
+    """
 
     record: Record
     out: memoryview
+    is_used: bool = True
 
 
 class Arrival(NamedTuple):
@@ -107,9 +111,9 @@ class Reader:
         if stored_bytes is None:
             self._counters.add(Count.MISSING)
             return Arrival(Read.MISSING)
-        record, out = landing
+        record = landing.record
         try:
-            opened = self._forms.open(bytes(want.header), record, out, stored_bytes)
+            opened = self._forms.open(bytes(want.header), record, landing.out, stored_bytes)
         except UnknownFormError:
             self._counters.add(Count.UNKNOWN_FORM)
             return Arrival(Read.UNKNOWN_FORM)
@@ -117,7 +121,8 @@ class Reader:
             self._counters.add(Count.CORRUPT)
             return Arrival(Read.CORRUPT)
         record.checksum = opened.checksum
-        self._counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, stored_bytes)
+        if landing.is_used:
+            self._counters.add_transfer(Count.LOADS, Count.LOADED_BYTES, stored_bytes)
         return Arrival(Read.DONE, stored_bytes, opened.decode_s)
 
 

@@ -21,6 +21,7 @@ class Record:
     be read here: it is never found, but counts, ends and is evicted like the others; ``over`` those in
     which its time is over and that have not let go of it yet.
     ``first_token`` is the position of the block's first token in its prompt, ``None`` until known.
+    ``num_hits`` are the lookups that found it since this process knows it, ``hit_ms`` the last of them.
 
     ``named_ms`` is the latest soft end that a request or a rule named, ``used_ms`` the last use that
     named none, from which each tier's default counts; both are 0 for a block of which a tier has only
@@ -48,6 +49,8 @@ class Record:
     over: int = 0
     num_holds: int = 0
     first_token: int | None = None
+    num_hits: int = 0
+    hit_ms: int = 0
 
     @property
     def charged(self) -> int:
@@ -60,6 +63,11 @@ class Record:
         return not (self.charged or self.num_holds)
 
     @property
+    def last_use_ms(self) -> int:
+        """The last use that is known: its storing, or a hit."""
+        return max(self.created_ms, self.used_ms, self.hit_ms)
+
+    @property
     def is_gone(self) -> bool:
         """Whether its time is over in all tiers that still have it."""
         return bool(self.over) and not self.tiers
@@ -69,6 +77,7 @@ class Record:
         self.named_ms = max(self.named_ms, facts.named_ms)
         self.used_ms = max(self.used_ms, facts.used_ms)
         self.hard_ms = min(self.hard_ms, facts.hard_ms)
+        self.num_hits, self.hit_ms = max(self.num_hits, facts.num_hits), max(self.hit_ms, facts.hit_ms)
         if not self.kept_named_ms and not self.kept_used_ms:
             self._keep_as(facts)
         self.created_ms = min(self.created_ms or facts.created_ms, facts.created_ms or self.created_ms)
@@ -88,6 +97,7 @@ class Record:
         self.block_tokens, self.raw_bytes = facts.block_tokens, facts.raw_bytes
         self.created_ms, self.named_ms, self.used_ms = facts.created_ms, facts.named_ms, facts.used_ms
         self.hard_ms, self.sure_ms, self.first_token = facts.hard_ms, 0, facts.first_token
+        self.num_hits, self.hit_ms = facts.num_hits, facts.hit_ms
         self._keep_as(facts)
 
     def _keep_as(self, facts: Record) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from kvstore.absences import Cause
 from kvstore.index import ResidencyIndex
+from kvstore.reading import Read
 from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Count
 from kvstore.tier import MemoryTier, Tier
+
+_CAUSES = {Read.MISSING: Cause.MISSING, Read.CORRUPT: Cause.CORRUPT}
 
 
 class Removal:
@@ -58,6 +61,13 @@ class Removal:
         """Remove a block that was found on a medium and is not wanted, unless it was stored meanwhile."""
         if self._index.begin_rejection(tier.bit, key):
             self._delete(tier, key)
+
+    def note_bad(self, tier: Tier, key: bytes, outcome: Read) -> None:
+        """Let go of a copy that a read found to be bad; one in a form not known here stays there."""
+        if (cause := _CAUSES.get(outcome)) is not None:
+            self.remove(tier, key, cause, even_if_held=True)
+        elif outcome is Read.UNKNOWN_FORM:
+            self.disown(tier, key)
 
     def disown(self, tier: Tier, key: bytes) -> None:
         """Leave a block that cannot be read here where it is: it is found no more, and still counts."""

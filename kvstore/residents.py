@@ -54,6 +54,8 @@ class Residents(Lifespans):
                     continue
                 num_found += 1
                 record.num_holds += 1
+                record.num_hits += 1
+                record.hit_ms = now_ms
                 if record.parent != last:
                     self._lives.use_ancestors(record.parent, use)
                 if not until_ms:

@@ -38,8 +38,15 @@ def head_bytes(num_slots: int) -> int:
 def map_shared_slab(stride_bytes: int, num_slots: int) -> SlabMemory:
     """Return memory that others can map to read, by its descriptor. Raises ``OSError``: there is none."""
     head = head_bytes(num_slots)
-    descriptor = _create(head + stride_bytes * num_slots)
-    memory = memoryview(_map(descriptor, head + stride_bytes * num_slots))
+    nbytes = head + stride_bytes * num_slots
+    descriptor = _create(nbytes)
+    try:
+        # At once, so that a machine without the memory says so here, and not where it is first used.
+        os.posix_fallocate(descriptor, 0, nbytes)
+        memory = memoryview(_map(descriptor, nbytes, mmap.MAP_POPULATE))
+    except OSError:
+        os.close(descriptor)
+        raise
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE | _SEAL_FUTURE_WRITE)
     generations = memory[: num_slots * _GENERATION_BYTES].cast("Q")
     return SlabMemory(
@@ -50,14 +57,15 @@ def map_shared_slab(stride_bytes: int, num_slots: int) -> SlabMemory:
 def view_slab(descriptor: int, stride_bytes: int, num_slots: int) -> SlabView:
     """Map another process's slab to read it. Raises ``OSError`` or ``ValueError`` when it is none."""
     head = head_bytes(num_slots)
-    memory = memoryview(_map(descriptor, head + stride_bytes * num_slots, mmap.PROT_READ))
+    # Populated: first use of each small page costs more than the copy from it.
+    memory = memoryview(_map(descriptor, head + stride_bytes * num_slots, mmap.MAP_POPULATE, mmap.PROT_READ))
     return SlabView(memory[head:], memory[: num_slots * _GENERATION_BYTES].cast("Q"))
 
 
 def create_staging(nbytes: int) -> tuple[memoryview, int]:
     """Return memory that another process may write to as well, and its descriptor, the caller's to close.
 
-    Its size is sealed: a writer that shrinks it could end us.
+    Its size is sealed: a writer that shrinks it could end us. It takes memory as it is used.
     """
     descriptor = _create(nbytes)
     memory = memoryview(_map(descriptor, nbytes))
@@ -80,6 +88,7 @@ def _create(nbytes: int) -> int:
     return descriptor
 
 
-def _map(descriptor: int, nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> mmap.mmap:
-    # Populated: first use of each small page costs more than the copy into it.
-    return mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, protection)
+def _map(
+    descriptor: int, nbytes: int, flags: int = 0, protection: int = mmap.PROT_READ | mmap.PROT_WRITE
+) -> mmap.mmap:
+    return mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | flags, protection)

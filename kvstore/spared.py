@@ -22,7 +22,7 @@ class Spared:
     def spare(self, keys: Iterable[bytes]) -> None:
         """Let blocks go last from now on."""
         with self._lock:
-            self._num_times.update(keys)
+            self._num_times.update(iter(keys))  # of a mapping, too, the keys count
 
     def unspare(self, keys: Iterable[bytes]) -> None:
         """Take that back, once for each key."""

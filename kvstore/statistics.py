@@ -37,7 +37,7 @@ class Count:
     FOUND_BLOCKS: Final = "found_blocks"
     """A block that others stored on a shared medium was entered."""
     DROPPED_STORES: Final = "dropped_stores"
-    """A store was not begun: queue full, breaker open, no room, or not admitted for its size."""
+    """A store was not begun: queue full, breaker open, no room, draining, or not admitted for its size."""
     OVER_QUOTA: Final = "over_quota"
     """A block was not taken because its tenant's or namespace's quota had no room for it."""
     NOT_WORTH_STORING: Final = "not_worth_storing"
@@ -134,7 +134,8 @@ class TenantPins:
 class TierStatistics:
     """One tier: its budget, what it holds, and its counts since the start (names of ``Count``).
 
-    ``groups`` are those with a quota here, of others than the configuration names the largest alone.
+    ``groups`` are those with a quota here, of others than the configuration names the largest alone. One
+    that ``is_draining`` takes no new blocks.
     """
 
     name: str
@@ -145,6 +146,7 @@ class TierStatistics:
     groups: tuple[GroupUsage, ...] = ()
     pinned_bytes: int = 0
     num_pinned: int = 0
+    is_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import time
 from collections.abc import Sequence
 
 from kvstore.absences import Absences
+from kvstore.admin.administration import Administration
+from kvstore.admin.index import OperatedIndex
+from kvstore.admin.placement import OperatedPlacement
 from kvstore.arena import Arena, OwnerOf, Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
@@ -16,14 +19,12 @@ from kvstore.flights import Flights
 from kvstore.foresight import Foresight
 from kvstore.inquiry import Inquiries, Inquiry
 from kvstore.insight import Insight
-from kvstore.keeping import KeepingIndex
 from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
 from kvstore.namespace import Namespace
 from kvstore.pins import TierPins
-from kvstore.placement import Placement
 from kvstore.pools import Pools
 from kvstore.quotas import Quotas
 from kvstore.record import Record
@@ -33,6 +34,7 @@ from kvstore.retrieval import Retrieval
 from kvstore.seams import Codec, OnTransfer
 from kvstore.shared_tier import make_tier
 from kvstore.store_config import DeviceTier, StoreConfig, refuse_odd_tiers
+from kvstore.stored_copies import StoredCopies
 from kvstore.storing import Reservation, Storing
 from kvstore.sweeper import Sweeper
 from kvstore.tenants import Tenants
@@ -54,7 +56,8 @@ class TieredStore(Upkeep, DeviceSide, Insight):
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
     each block that was read from a medium; ``owner_of`` says whose slabs of ``arena`` a block lies in.
-    ``foresight`` takes hints, ``pools`` counts what engines in other processes have.
+    ``foresight`` takes hints, ``copies`` looks at one tier's copy of a block, ``admin`` is for its operator,
+    ``pools`` counts what engines in other processes have.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             )
             for spec in tiers
         ]
-        self._index = KeepingIndex(
+        self._index = OperatedIndex(
             [None, *ledgers],
             Absences(self._clock.wall_ms),
             self._clock.wall_ms,
@@ -98,7 +101,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             Defaults(self.config.ttls_ms(self._names)),
         )
         self._leases = LeaseTable()
-        self._placement = Placement(
+        self._placement = OperatedPlacement(
             self._tiers, self._index, self._clock, finds_device=not self._device.is_elsewhere
         )
         audit = Audit(self.config.audit_share)
@@ -108,6 +111,16 @@ class TieredStore(Upkeep, DeviceSide, Insight):
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self.foresight = Foresight(self._tiers, self._index, self._clock)
+        self.copies = StoredCopies(self._tiers, self._index, self._placement, self._clock)
+        self.admin = Administration(
+            self._tiers,
+            self._names,
+            self._index,
+            self._placement,
+            self._storing,
+            self._manifests,
+            self._clock,
+        )
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
         self.pools = Pools(self)
         self._closed = False

@@ -78,16 +78,17 @@ class Storing:
         if self._index.offer(facts, self._placement.bytes_mask, ttl_ms):
             return None
         memory, room = self._placement.memory, None
+        has_no_home = memory is not None and memory.is_draining
         if memory is not None and not memory.admits(num_tokens, facts):
             memory = None
         if memory is not None:
             room = self._placement.make_room(memory, facts)
             if room is None and self._index.is_moving(memory.bit, facts.key):
                 return None
-        has_no_home = memory is not None and room is None
+            has_no_home = room is None
         lower = self._placement.write_targets(num_tokens, facts, has_no_home=has_no_home)
         home = Home(memory, room) if memory is not None and room is not None else None
-        slot = self._allocate(facts, home) if home or lower else None
+        slot = self.allocate(facts, home and home.tier) if home or lower else None
         if slot is None:
             self._drop(facts.key, home, lower if memory is None else [memory])
             return None
@@ -96,8 +97,7 @@ class Storing:
     def commit(self, facts: Record, slot: Slot, home: Home | None, lower: Sequence[Tier]) -> None:
         """Publish a filled slot and queue it for the tiers below."""
         view, give_back = slot.view, slot.free
-        if facts.checksum is None and self._audit.selects(facts.key):
-            facts.checksum = checksum(view)
+        self.sample(facts, view)
         kept = self._placement.keep(home.tier, facts, home.room, slot) if home else None
         if kept is not None:
             facts, view, give_back = kept.record, kept.data, kept.give_back
@@ -107,6 +107,11 @@ class Storing:
         shared = SharedBytes(view, give_back, num_readers=len(lower))
         for tier in lower:
             self._placement.write_behind(tier, facts, shared)
+
+    def sample(self, facts: Record, view: memoryview) -> None:
+        """Take the checksum of a block for our own memory, where the audit selects it and it is not known."""
+        if facts.checksum is None and self._audit.selects(facts.key):
+            facts.checksum = checksum(view)
 
     def abort(self, slot: Slot, home: Home | None) -> None:
         """Give a reservation's memory and room back."""
@@ -119,11 +124,11 @@ class Storing:
         self._placement.write_on_second_use(records)
         self._placement.keep_headers(records)
 
-    def _allocate(self, facts: Record, home: Home | None) -> Slot | None:
-        """Return a slot; where the budget has room and memory has not, more blocks make way."""
+    def allocate(self, facts: Record, home: MemoryTier | None) -> Slot | None:
+        """Return a slot; where the budget of ``home`` has room and memory has not, more blocks make way."""
         owner = self._owner_of(facts.namespace)
         slot = self._arena.allocate(facts.raw_bytes, owner)
-        while slot is None and home is not None and self._placement.evict_next(home.tier):
+        while slot is None and home is not None and self._placement.evict_next(home):
             slot = self._arena.allocate(facts.raw_bytes, owner)
         return slot
 

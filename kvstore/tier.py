@@ -101,6 +101,7 @@ class Tier:
     def __init__(self, spec: TierSpec, bit: int, clock: Clock, codecs: Iterable[Codec] = ()) -> None:
         self.config = spec.config
         self.bit = bit
+        self.is_draining = False
         self.counters = Counters()
         self.pool = TransferPool(
             spec.config.name,
@@ -129,6 +130,9 @@ class Tier:
 
     def admits(self, num_tokens: int, facts: Record) -> bool:
         """Say whether this tier takes a block, of which ``num_tokens`` are filled; a refusal is counted."""
+        if self.is_draining:
+            self.counters.add(Count.DROPPED_STORES)
+            return False
         verdict = self._admitting.verdict(num_tokens, facts)
         if verdict is Verdict.ADMITTED:
             return True
@@ -136,9 +140,19 @@ class Tier:
         self.counters.add(Count.NOT_WORTH_STORING if is_for_value else Count.DROPPED_STORES)
         return False
 
+    def would_admit(self, facts: Record) -> bool:
+        """Say whether this tier would take a whole block; nothing is counted."""
+        if self.is_draining:
+            return False
+        return self._admitting.verdict(facts.block_tokens, facts) is Verdict.ADMITTED
+
     def is_readable(self) -> bool:
         """Say whether lookups should count on this tier."""
         return not self._reading.is_open()
+
+    def is_writable(self) -> bool:
+        """Say whether writes are not paused for faults."""
+        return not self._writing.is_open()
 
     def may_write(self) -> bool:
         """Say whether a write may be tried now; takes the trial of a half-open breaker."""
@@ -266,6 +280,8 @@ class Tier:
             reasons.append(f"transfers broken off by a fault of the code: {self.pool.num_lost}")
         if num_stuck:
             reasons.append(f"{num_stuck} blocks cannot be removed: {self._last_delete_fault}")
+        if self.is_draining:
+            reasons.append("draining: it takes no new blocks")
         told = "; ".join(reasons)
         return TierHealth(State.DEGRADED if told else State.OK, told)
 

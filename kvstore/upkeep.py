@@ -65,6 +65,11 @@ class Upkeep:
         refuse_odd_quotas(retention, self._specs)
         self._placement.rewrite_headers(self._index.set_retention(retention))
 
+    @property
+    def retention(self) -> Retention:
+        """The rules that hold now."""
+        return self._index.retention
+
     def meet(self, namespace: Namespace) -> None:
         """Note to whom a namespace belongs, whose blocks may be there already; quick when it is known."""
         if moved := self._index.register(namespace):

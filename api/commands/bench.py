@@ -94,6 +94,34 @@ def _block_size(text: str) -> int:
     return size
 
 
+@bench.command("service")
+def bench_service(
+    json_file: Annotated[Path | None, _JSON] = None,
+    block_bytes: Annotated[str, typer.Option(help="Size of a block; 4KiB or more.")] = "2MiB",
+    rounds: Annotated[int, typer.Option(help="Rounds of which the median is taken.", min=1, max=1000)] = 7,
+) -> None:
+    """Measure a store in another process: through shared memory and over HTTP, each against a memcpy.
+
+    Starts one for the time (about 300 MiB of memory) and stops it. 2 MiB are 16 tokens of a model with 8
+    billion parameters in 16 bits. Takes about a minute.
+
+    For example:
+
+        prefixd bench service --json service.json
+
+        prefixd bench service --block-bytes 512KiB
+    """
+    from api.bench.report import check_report_file, run_stages, write_report
+    from api.bench.service import ServiceBench
+
+    size = _block_size(block_bytes)
+    check_report_file(json_file)
+    bench_of = ServiceBench(size, rounds)
+    with bench_of.server() as served:
+        figures = run_stages(bench_of.stages(served))
+    write_report({"block_bytes": size, **figures}, json_file)
+
+
 @bench.command("engine")
 @takes_settings
 def bench_engine(

@@ -24,14 +24,14 @@ class Server:
 
     def last_account(self) -> dict[str, Any] | None:
         """Return the last request that ended; ``None``: there was none. Raises ``ServerFailedError``."""
-        listed = self._answer("GET", "/kv/plans?limit=1").get("data")
+        listed = self._answer("GET", "/admin/plans?limit=1").get("data")
         if not isinstance(listed, list):
             raise self._is_no_prefixd()
         return listed[0] if listed else None
 
     def explanation(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what would be done with a prompt, see ``POST /kv/explain``. Raises ``ServerFailedError``."""
-        explained = self._answer("POST", "/kv/explain", body)
+        """Return what would be done with a prompt. Raises ``ServerFailedError``."""
+        explained = self._answer("POST", "/admin/explain", body)
         if "blocks" not in explained:
             raise self._is_no_prefixd()
         return explained

@@ -6,17 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.registry import CollectorRegistry
-from starlette.responses import JSONResponse, Response
 
-from api.gate import Gate
-from api.health import store_health_answer
+from api.admin.service import add_admin_routes
+from api.gate import Gate, body_bounds
+from api.health import Readiness, store_health_answer
 from api.http_errors import install_error_handlers
+from api.openapi import describe
+from api.operation_routes import add_operation_routes
 from api.settings import Settings
 from api.store.service import add_store_routes
 from api.store_metrics import StoreCollector
-from api.tenancy import Overseer
 from api.tokens import authenticate_by
 from engine_adapter.sidecar import Sidecar
 from kvstore.remote.tenancy import Authenticate
@@ -29,30 +30,33 @@ def create_store_app(
 
     ``authenticate`` is what ``authenticate_by`` returns for the settings, if that has been asked for already.
     """
+    readiness = Readiness()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        admin.start()
+        readiness.is_started = True
         yield
+        await admin.close()
         context.close()
 
+    def num_clients() -> int:
+        local = sidecar.server.num_clients if sidecar.server else 0
+        return local + context.clients.num_clients
+
     app = FastAPI(title="prefixd store", docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_middleware(
-        Gate, authenticate=authenticate or authenticate_by(settings), max_body_bytes=settings.max_body_bytes
-    )
+    authenticate = authenticate or authenticate_by(settings)
+    app.add_middleware(Gate, authenticate=authenticate, **body_bounds(settings))
     install_error_handlers(app)
     context = add_store_routes(app, sidecar.store, sidecar.owners)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StoreCollector(sidecar.store))
-
-    @app.get("/health", tags=["operation"])
-    def health() -> Response:
-        """200 while requests are answered (``ok`` or ``degraded``, with reasons), 503 otherwise."""
-        answer = store_health_answer(sidecar.store.health(), sidecar.degraded, sidecar.broken)
-        return JSONResponse(answer.body, answer.status)
-
-    @app.get("/metrics", tags=["operation"])
-    def metrics(_: Overseer) -> Response:
-        """All metrics in Prometheus' text format."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
+    admin = add_admin_routes(app, sidecar.store, settings, sidecar.degraded, num_clients)
+    add_operation_routes(
+        app,
+        lambda: store_health_answer(sidecar.store.health(), sidecar.degraded, sidecar.broken),
+        readiness,
+        lambda: generate_latest(registry),
+    )
+    describe(app, "A store of blocks for engines in other processes, and the administration of it.")
     return app

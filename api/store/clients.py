@@ -52,6 +52,11 @@ class StoreClients:
             known.heard_s = now_s
         return known.session
 
+    @property
+    def num_clients(self) -> int:
+        """How many there are."""
+        return len(self._clients)
+
     def close(self) -> None:
         """Give back what all clients hold."""
         self._sweeping.stop()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
+from api.error_schema import errors
 from api.few_threads import FewThreads
 from api.store.clients import StoreClients
 from api.store.moving import Moving
@@ -15,9 +16,7 @@ from kvstore.remote.session import Session
 from kvstore.remote.tenancy import Role
 from kvstore.store import TieredStore
 
-GONE: dict[int | str, dict[str, Any]] = {
-    404: {"description": "The block, lease or reservation is not there (any more)."}
-}
+GONE = errors(404)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
+from api.error_schema import Responses, errors
 from api.http_errors import error_body
+from api.store.answers import Found, Reserved
 from api.store.context import GONE, Client, Shared, Writer
 from api.store.moving import BlockResponse, Octets
 from api.store.schema import LookupFields, ReservationFields, key_bytes
@@ -30,21 +32,25 @@ class _Copied(NamedTuple):
     tier: str
 
 
-router = APIRouter(prefix="/store", tags=["store"])
+_OCTETS = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_BLOCK: Responses = {200: {"description": "The block's bytes.", "content": _OCTETS}}
+_BODY = {"requestBody": {"required": True, "description": "The block's bytes.", "content": _OCTETS}}
+
+router = APIRouter(prefix="/store", tags=["store"], responses=errors(429))
 
 
 @router.post("/lookups")
-async def look_up(context: Shared, client: Client, fields: LookupFields) -> dict[str, Any]:
+async def look_up(context: Shared, client: Client, fields: LookupFields) -> Found:
     """Look a prompt's blocks up; what is there is leased under the number returned (0: nothing is)."""
     keys = [key_bytes(key) for key in fields.keys]
     lease, hit = await context.threads.run(lambda: client.look_up(keys, fields.lease_s, fields.ttl_s))
     sizes = iter(record.raw_bytes for record in hit.records)
-    return {
-        "lease": lease,
-        "lease_s": hit.deadline_s - context.store.now_s(),
-        "tiers": hit.tiers,
-        "nbytes": [None if tier is None else next(sizes) for tier in hit.tiers],
-    }
+    return Found(
+        lease=lease,
+        lease_s=hit.deadline_s - context.store.now_s(),
+        tiers=list(hit.tiers),
+        nbytes=[None if tier is None else next(sizes) for tier in hit.tiers],
+    )
 
 
 @router.delete("/lookups/{lease}", status_code=204)
@@ -53,7 +59,7 @@ async def release(context: Shared, client: Client, lease: int) -> None:
     await context.threads.run(lambda: client.release(lease))
 
 
-@router.get("/lookups/{lease}/blocks/{index}", responses=GONE, response_class=Octets)
+@router.get("/lookups/{lease}/blocks/{index}", responses=_BLOCK | GONE, response_class=Octets)
 async def load(
     context: Shared,
     client: Client,
@@ -78,16 +84,16 @@ async def load(
 
 
 @router.post("/reservations")
-async def reserve(context: Shared, client: Client, fields: ReservationFields) -> dict[str, int]:
+async def reserve(context: Shared, client: Client, fields: ReservationFields) -> Reserved:
     """Offer a block; returns the number to send its bytes under, 0: it is not wanted, or not from you."""
     offer = Offer(
         key_bytes(fields.namespace), key_bytes(fields.key), key_bytes(fields.parent or ""), fields.nbytes,
         fields.num_tokens, fields.first_token, fields.ttl_s,
     )  # fmt: skip
-    return {"reservation": await context.threads.run(lambda: client.reserve(offer))}
+    return Reserved(reservation=await context.threads.run(lambda: client.reserve(offer)))
 
 
-@router.put("/reservations/{number}", status_code=204, responses=GONE)
+@router.put("/reservations/{number}", status_code=204, responses=GONE | errors(403), openapi_extra=_BODY)
 async def commit(context: Shared, client: Writer, number: int, request: Request) -> Response:
     """Send a reserved block's bytes, all of them; it is visible when this is answered."""
     reservation = client.take(number)
@@ -103,7 +109,7 @@ async def commit(context: Shared, client: Writer, number: int, request: Request)
     return Response(status_code=204)
 
 
-@router.delete("/reservations/{number}", status_code=204)
+@router.delete("/reservations/{number}", status_code=204, responses=errors(403))
 async def abort(context: Shared, client: Writer, number: int) -> None:
     """Give a reservation back."""
     await context.threads.run(lambda: client.abort(number))

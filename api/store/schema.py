@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,8 +11,17 @@ from kvstore.remote.pooling import MOST_AT_ONCE
 from kvstore.remote.wire import MOST_KEYS
 from kvstore.retention import MAX_LIFETIME_S
 
-_FIELDS = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 _MOST_BLOCK_BYTES = 1 << 30
+
+
+_KEY = "0f" * 16
+
+
+def _fields(example: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(
+        extra="forbid", strict=True, frozen=True, hide_input_in_errors=True,
+        json_schema_extra={"examples": [example]},
+    )  # fmt: skip
 
 
 def key_bytes(text: str) -> bytes:
@@ -20,7 +29,7 @@ def key_bytes(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
-Key = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$", examples=["0f" * 16])]
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$", examples=[_KEY])]
 Keys = Annotated[list[Key], Field(max_length=MOST_KEYS)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_LIFETIME_S, allow_inf_nan=False)]
 Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
@@ -29,7 +38,7 @@ Wait = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 class NamespaceFields(BaseModel):
     """The body of ``POST /store/namespaces``."""
 
-    model_config = _FIELDS
+    model_config = _fields({"manifest": "{}"})
 
     manifest: Annotated[str, Field(max_length=MOST_MANIFEST_BYTES)]
 
@@ -37,7 +46,7 @@ class NamespaceFields(BaseModel):
 class LookupFields(BaseModel):
     """The body of ``POST /store/lookups``: the keys of a prompt's blocks, in order."""
 
-    model_config = _FIELDS
+    model_config = _fields({"keys": [_KEY], "ttl_s": 3600.0})
 
     keys: Keys
     lease_s: Seconds | None = None
@@ -47,7 +56,7 @@ class LookupFields(BaseModel):
 class KeysFields(BaseModel):
     """A body that names blocks."""
 
-    model_config = _FIELDS
+    model_config = _fields({"keys": [_KEY]})
 
     keys: Keys
 
@@ -55,22 +64,26 @@ class KeysFields(BaseModel):
 Tiers = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)]
 
 
-class PinFields(KeysFields):
+class PinWish(KeysFields):
     """The body of ``POST /store/pin``: for how long, or until when (epoch seconds)."""
 
-    for_s: float | None = None
-    until_s: float | None = None
+    model_config = _fields({"keys": [_KEY], "for_s": 3600.0})
+
+    for_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    until_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
     tiers: Tiers | None = None
 
 
-class UnpinFields(KeysFields):
+class UnpinWish(KeysFields):
     """The body of ``POST /store/unpin``."""
+
+    model_config = _fields({"keys": [_KEY], "tiers": ["host"]})
 
     tiers: Tiers | None = None
 
 
 _Name = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
-_Named = Annotated[list[_Name], Field(min_length=3, max_length=3, examples=[["0f" * 16, "", "0a" * 16]])]
+_Named = Annotated[list[_Name], Field(min_length=3, max_length=3, examples=[[_KEY, "", _KEY]])]
 
 
 class PoolFields(BaseModel):
@@ -79,7 +92,7 @@ class PoolFields(BaseModel):
     A block that is ``added`` is its key, its parent (or nothing) and its namespace.
     """
 
-    model_config = _FIELDS
+    model_config = _fields({"epoch": None, "added": [[_KEY, "", _KEY]], "removed": []})
 
     epoch: Annotated[str, Field(max_length=64)] | None = None
     added: Annotated[list[_Named], Field(max_length=MOST_AT_ONCE)] = []
@@ -89,6 +102,8 @@ class PoolFields(BaseModel):
 class InquiryFields(KeysFields):
     """The body of ``POST /store/inquiries``."""
 
+    model_config = _fields({"keys": [_KEY], "timeout_s": 1.0})
+
     timeout_s: Wait = 10.0
     block_bytes: Annotated[int, Field(gt=0, le=_MOST_BLOCK_BYTES)] | None = None
 
@@ -96,7 +111,7 @@ class InquiryFields(KeysFields):
 class ReservationFields(BaseModel):
     """The body of ``POST /store/reservations``: a block that is offered."""
 
-    model_config = _FIELDS
+    model_config = _fields({"namespace": _KEY, "key": _KEY, "nbytes": 1048576})
 
     namespace: Key
     key: Key
@@ -110,7 +125,7 @@ class ReservationFields(BaseModel):
 class FlushFields(BaseModel):
     """The body of ``POST /store/flush``."""
 
-    model_config = _FIELDS
+    model_config = _fields({"timeout_s": 10.0})
 
     timeout_s: Wait = 10.0
 
@@ -118,7 +133,7 @@ class FlushFields(BaseModel):
 class ClearFields(BaseModel):
     """The body of ``POST /store/clear``; without a tier all are cleared."""
 
-    model_config = _FIELDS
+    model_config = _fields({"tier": "host"})
 
     timeout_s: Wait = 60.0
 

@@ -30,7 +30,7 @@ class Account:
     ``number`` counts requests from the engine's start, ``at_ms`` is when it ended (epoch milliseconds),
     ``namespace`` a name for people. ``planned`` is ``None`` when there was nothing to load, and
     ``reason`` says why, or why the plan was what it was. ``miss`` is the first block that no tier had.
-    ``tokens_by_source`` and ``ttft_s`` are the usage's.
+    ``tokens_by_source`` and ``ttft_s`` are the usage's, ``tenant`` is the request's.
     """
 
     number: int
@@ -44,6 +44,7 @@ class Account:
     planned: Planned | None
     miss: Miss | None
     reason: str
+    tenant: str = ""
 
 
 class Accounts:
@@ -104,6 +105,7 @@ class Accounts:
             planned=usage.planned,
             miss=miss,
             reason=usage.planned.reason if usage.planned else self._why_no_plan(sequence, miss),
+            tenant=sequence.request.tenant,
         )
         with self._lock:
             self._kept.append(account)

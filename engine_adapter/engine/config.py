@@ -17,6 +17,8 @@ class EngineConfig:
     ``max_waiting`` more wait their turn. ``load_deadline_s`` is how long one block's load may take
     before computing takes the block over, ``lease_s`` how long a hit is kept from eviction. ``mode``
     holds for requests that name none; in mode ``verify`` a ``verify_share`` of the hits is computed too.
+    ``recheck_share`` of the idle time goes into computing prompts that were served once more, to compare what
+    is stored of them; for that their tokens are remembered in ``recheck_memory_bytes``.
     """
 
     max_batched_tokens: int = 512
@@ -26,11 +28,17 @@ class EngineConfig:
     lease_s: float = 30.0
     mode: Mode = Mode.SERVE
     verify_share: float = 0.05
+    recheck_share: float = 0.0
+    recheck_memory_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
-        if not 0 <= self.verify_share <= 1:
-            raise ConfigError("verify_share", "must lie between 0 and 1")
-        for name in ("max_batched_tokens", "max_sequences", "max_waiting", "load_deadline_s", "lease_s"):
+        for name in ("verify_share", "recheck_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, "must lie between 0 and 1")
+        for name in (
+            "max_batched_tokens", "max_sequences", "max_waiting", "load_deadline_s", "lease_s",
+            "recheck_memory_bytes",
+        ):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(name, "must be above 0")

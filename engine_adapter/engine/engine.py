@@ -28,12 +28,14 @@ from engine_adapter.engine.namespaces import Namespaces
 from engine_adapter.engine.ownership import Loads
 from engine_adapter.engine.planner import NamedPolicy, Planner
 from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.rechecking import Rechecker
 from engine_adapter.engine.reporting import EngineHealth, EngineStatistics
 from engine_adapter.engine.request import Mode, Request
 from engine_adapter.engine.runner import ModelRunner
 from engine_adapter.engine.scheduler import Scheduler
 from engine_adapter.engine.sequence import Sequence
 from engine_adapter.engine.verifying import Verifier
+from engine_adapter.engine.workbench import Workbench
 from engine_adapter.engine.worker import Worker
 from kvstore.clock import Clock
 from kvstore.errors import OverloadedError, PromptTooLongError, RequestError
@@ -53,7 +55,7 @@ class Engine:
     says so. The store stays its maker's to close, after the engine.
 
     ``mode`` holds for requests that name none; set it, from any thread, for those submitted from then on.
-    ``constraints`` compiles what answers must look like.
+    ``constraints`` compiles what answers must look like; ``rechecker`` audits what is stored in idle time.
     """
 
     def __init__(
@@ -90,6 +92,11 @@ class Engine:
         chunk_tokens = config.max_batched_tokens
         self._planner = Planner(reload_policy, costs, self._clock, pool.shape, chunk_tokens)
         self._verifier = Verifier(pool, store, config.verify_share)
+        bench = Workbench(pool, runner, costs, chunk_tokens, is_wanted=config.recheck_share > 0)
+        self.rechecker = Rechecker(
+            self._prefix, bench, config.recheck_share, config.recheck_memory_bytes, self._clock,
+            self._worker.tell,
+        )  # fmt: skip
         relatives = Relatives(store, self._clock)
         block_tokens = pool.shape.block_tokens
         self._accounts = Accounts(store, self._clock, costs, relatives, block_tokens, chunk_tokens)
@@ -98,7 +105,7 @@ class Engine:
         )
         self._loop = Loop(
             model, runner, self._prefix, self._scheduler, self._planner, self._verifier, self._accounts,
-            Announcer(on_served, self._clock, block_tokens), self._clock,
+            Announcer(on_served, self._clock, block_tokens), self.rechecker, self._clock,
         )  # fmt: skip
         self._lock = Lock()
         self._num_submitted = 0
@@ -222,10 +229,11 @@ class Engine:
             plans=dict(tally.plans),
             num_verified=self._verifier.tally.num_compared,
             num_found_wrong=self._verifier.tally.num_wrong,
-            num_clamped=self._runner.num_clamped - self._clamped_before,
+            num_clamped=self._runner.num_clamped - self._clamped_before - self.rechecker.bench.num_clamped,
             num_blocks=self._pool.num_blocks,
             num_available_blocks=self._pool.num_available,
             costs=self._accounts.costs,
+            ttft_by_source=tally.ttft_counts(),
         )
 
     def health(self) -> EngineHealth:

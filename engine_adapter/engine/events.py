@@ -82,6 +82,13 @@ class Usage:
         """Prompt tokens that were not computed."""
         return sum(self.tokens_by_source.values()) - self.tokens_by_source.get(COMPUTED, 0)
 
+    @property
+    def main_source(self) -> str | None:
+        """Where most of the prompt came from; ``None``: another answer has counted it, or none has come."""
+        sources = self.tokens_by_source
+        best = max(sources, key=sources.__getitem__, default=None)
+        return best if best is not None and sources[best] else None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

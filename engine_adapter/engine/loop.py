@@ -16,6 +16,7 @@ from engine_adapter.engine.foreseeing import Foreseeing
 from engine_adapter.engine.models import LoadedModel
 from engine_adapter.engine.planner import Order, Planner
 from engine_adapter.engine.prefix import PrefixCache
+from engine_adapter.engine.rechecking import Rechecker
 from engine_adapter.engine.reporting import Tally
 from engine_adapter.engine.request import CacheUse, Request
 from engine_adapter.engine.runner import ModelRunner
@@ -47,12 +48,14 @@ class Loop:
         verifier: Verifier,
         accounts: Accounts,
         announcer: Announcer,
+        rechecker: Rechecker,
         clock: Clock,
     ) -> None:
         self.tally = Tally()
         self.departures = Departures()
         self._accounts = accounts
         self._announcer = announcer
+        self._rechecker = rechecker
         self._planner = planner
         self._verifier = verifier
         self._foreseeing = Foreseeing(prefix, clock)
@@ -103,7 +106,8 @@ class Loop:
         if works:
             self._step(works)
         has_moved |= self._prefix.traffic.tend(is_idle=not works)
-        return has_moved or bool(works)
+        is_busy = has_moved or bool(works)
+        return self._rechecker.turn(is_idle=not (is_busy or self._open)) or is_busy
 
     def idle_s(self) -> float | None:
         """Return how long to wait for the first thing that is due; ``None``: nothing is."""
@@ -111,6 +115,7 @@ class Loop:
         due = [sequence.ownership.next_deadline_s for sequence in running]
         due.append(self._planner.next_review_s(running))
         due += [sequence.answer_due_s for sequence in running]
+        due.append(self._rechecker.due_s())
         if self._prefix.traffic.is_under_way:
             due.append(self._clock.monotonic_s() + _COPY_POLL_S)
         first_s = min((due_s for due_s in due if due_s is not None), default=None)
@@ -121,6 +126,7 @@ class Loop:
         for sequence in self._scheduler.running:
             sequence.cache = CacheUse.OFF
             sequence.ownership.close()
+        self._rechecker.forget_now()
         self._runner.model_changed()
         self._prefix.change_namespace(self._model.model_changed())
 
@@ -258,6 +264,7 @@ class Loop:
         try:
             self._accounts.ended(sequence, reason, usage)
             self._announcer.ended(sequence, reason, usage)
+            self._rechecker.remember(sequence, reason)
         except Exception:  # noqa: BLE001 - likewise
             _log.exception("a request's account could not be kept")
         try:

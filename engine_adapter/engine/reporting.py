@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_adapter.engine.events import Usage
+from engine_adapter.engine.time_buckets import TimeBuckets
 from policies.cost_model import LoadCost
 
 
@@ -36,7 +37,8 @@ class EngineStatistics:
     computing everything, as predicted, in mode ``observe`` what it would have; ``num_slower`` requests
     were slower than that. ``plans`` counts planned requests by what was chosen. ``num_verified`` blocks
     were computed to compare, and ``num_found_wrong`` of them differed. ``num_clamped`` numbers of keys were
-    beyond what their 8 bits hold. TTFT, ITL and queue time come with each request's events.
+    beyond what their 8 bits hold. ``ttft_by_source`` counts times to the first token in ``TimeBuckets``, by
+    where most of the prompt came from. TTFT, ITL and queue time come with each request's events as well.
     """
 
     num_waiting: int
@@ -56,6 +58,7 @@ class EngineStatistics:
     num_blocks: int
     num_available_blocks: int
     costs: CostsNow
+    ttft_by_source: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class Tally:
     saved_s: float = 0.0
     num_slower: int = 0
     plans: Counter[str] = field(default_factory=Counter)
+    ttft_by_source: dict[str, TimeBuckets] = field(default_factory=dict)
 
     def add(self, reason: str, usage: Usage) -> None:
         """Count one finished request."""
@@ -81,3 +85,9 @@ class Tally:
             self.saved_s += usage.planned.saved_s
             self.num_slower += usage.planned.saved_s < 0
             self.plans[usage.planned.chosen] += 1
+        if usage.ttft_s is not None and (source := usage.main_source) is not None:
+            self.ttft_by_source.setdefault(source, TimeBuckets()).add(usage.ttft_s)
+
+    def ttft_counts(self) -> dict[str, Sequence[int]]:
+        """Return how many first tokens came in what time, by source; from any thread."""
+        return {source: tuple(times.counts) for source, times in dict(self.ttft_by_source).items()}

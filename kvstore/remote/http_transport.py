@@ -69,7 +69,7 @@ class HttpTransport:
         """Ask for the server's tiers, if it answers. Raises ``AccessError`` if it sends us away."""
         self._calls = HttpCalls(address.url, address.token)
         self._clock = clock
-        self._arena = Arena(address.memory_bytes)
+        self._arena = Arena(address.memory_bytes, spare_bytes=address.memory_bytes // 2)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-store")
         self._described: dict[bytes, Namespace] = {}
         self._num_sending = 0

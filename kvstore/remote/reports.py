@@ -39,9 +39,10 @@ def statistics_told(report: dict[str, Any]) -> StoreStatistics:
 
 def pinned_told(report: dict[str, Any]) -> Pinned:
     """Return what a server has pinned. Raises ``PinBudgetError``."""
-    if "beyond" in report:
+    if report.get("beyond"):
         raise PinBudgetError(*report["beyond"])
-    return Pinned(**{**report, "absent": tuple(map(bytes.fromhex, report["absent"]))})
+    named = {name: report[name] for name in ("tenant", "until_ms", "num_blocks", "charged_bytes")}
+    return Pinned(**named, absent=tuple(map(bytes.fromhex, report["absent"])))
 
 
 def pins_told(reports: list[dict[str, Any]]) -> list[Pinning]:

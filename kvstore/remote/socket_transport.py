@@ -66,7 +66,7 @@ class SocketTransport:
     def __init__(self, address: SocketAddress, clock: Clock) -> None:
         """Connect, if a server answers. Raises ``AccessError`` or ``ConfigError`` if it sends us away."""
         self._address = address
-        self._arena = Arena(address.memory_bytes)
+        self._arena = Arena(address.memory_bytes, spare_bytes=address.memory_bytes // 2)
         self._pending = Pending(self._arena)
         self._described: dict[bytes, Namespace] = {}
         self._server = Reconnecting(self._connect, clock)

@@ -3,8 +3,8 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 
+from api.admin.insight_fields import ExplainFields
 from api.kv_reply import miss_body, plan_body
-from api.kv_schema import ExplainFields
 from api.openai_reply import kv_body
 from api.openai_schema import ChatFields, CompletionFields, KvFields
 from engine_adapter.engine.events import Planned, Usage
@@ -44,8 +44,8 @@ def test_every_field_of_plans_and_misses_is_documented() -> None:
 def test_every_field_of_what_the_kv_routes_answer_is_documented(client: TestClient) -> None:
     body = {"model": "tiny-llama", "prompt": "the cat", "max_tokens": 1}
     assert client.post("/v1/completions", json=body).status_code == 200
-    account = client.get("/kv/plans").json()["data"][0]
-    explained = client.post("/kv/explain", json={"prompt": "the cat"}).json()
+    account = client.get("/admin/plans").json()["data"][0]
+    explained = client.post("/admin/explain", json={"prompt": "the cat"}).json()
     assert {*account, *explained} <= documented_fields()
     assert {name for name in ExplainFields.model_fields if f"`{name}`" not in PAGE} == set()
 

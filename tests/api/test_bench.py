@@ -112,6 +112,22 @@ def test_bench_engine_reports_a_model_with_a_small_vocabulary(model_folder: Path
     assert not list((tmp_path / "blocks").iterdir())
 
 
+def test_bench_service_reports_both_ways_to_a_store_in_another_process(tmp_path: Path) -> None:
+    report = report_of(tmp_path / "report.json", "service", "--block-bytes", "4MiB", "--rounds", "1")
+    rates = {"store_gb_s", "load_gb_s", "store_ratio", "load_ratio", "memcpy_gb_s"}
+    assert set(report) == {
+        "block_bytes", "lookup_2048_tokens_p50_s", "miss_p50_s", "arena", "http", "admin_list_10k_blocks_s",
+        "small_requests",
+    }  # fmt: skip
+    assert report["block_bytes"] == 4 << 20
+    assert set(report["arena"]) == set(report["http"]) == rates
+    assert set(report["small_requests"]) == {"p50_s", "p99_s", "num_per_s", "flow_gb_s"}
+    for part in ("arena", "http", "small_requests"):
+        assert all(figure > 0 for figure in report[part].values())
+    assert report["lookup_2048_tokens_p50_s"] > 0 < report["miss_p50_s"]
+    assert report["admin_list_10k_blocks_s"] > 0
+
+
 def test_bench_codecs_reports_every_form_against_fp32(model_folder: Path, tmp_path: Path) -> None:
     model = ("--model", str(model_folder))
     report = report_of(tmp_path / "report.json", "codecs", "--rounds", "1", *model)

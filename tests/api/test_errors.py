@@ -226,8 +226,8 @@ LONG = "x" * 100_000
         ("/v1/completions", {**COMPLETION, "kv": {LONG: 1}}),
         ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "a", LONG: 1}]}),
         ("/v1/chat/completions", {**CHAT, "messages": [{"role": LONG, "content": "a"}]}),
-        ("/kv/explain", {"prompt": "a", "model": LONG}),
-        ("/kv/explain", {LONG: 1}),
+        ("/admin/explain", {"prompt": "a", "model": LONG}),
+        ("/admin/explain", {LONG: 1}),
     ],
 )
 def test_what_was_sent_is_repeated_only_as_far_as_it_is_short(

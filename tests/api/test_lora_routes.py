@@ -63,7 +63,7 @@ def test_a_chat_has_an_adapter_too(client: TestClient) -> None:
     body = {"model": "sql", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
     answer = client.post("/v1/chat/completions", json=body).json()
     assert (answer["model"], answer["usage"]["completion_tokens"]) == ("sql", 2)
-    assert client.get("/kv/plans").json()["data"][0]["namespace"] == "tiny-llama with sql"
+    assert client.get("/admin/plans").json()["data"][0]["namespace"] == "tiny-llama with sql"
 
 
 def test_adapters_are_listed_with_their_parent(client: TestClient) -> None:
@@ -81,7 +81,7 @@ def test_adapters_are_listed_with_their_parent(client: TestClient) -> None:
     [
         ("POST", "/v1/completions", {"model": "poet", "prompt": "the cat"}),
         ("GET", "/v1/models/poet", None),
-        ("POST", "/kv/explain", {"model": "poet", "prompt": "the cat"}),
+        ("POST", "/admin/explain", {"model": "poet", "prompt": "the cat"}),
     ],
 )
 def test_an_unknown_name_is_answered_with_those_there_are(
@@ -99,7 +99,7 @@ def test_a_prompt_is_explained_for_an_adapter(client: TestClient, serving: Servi
     complete(client, "sql", prompt=prompt)
 
     def explained(model: str | None) -> Any:
-        return client.post("/kv/explain", json={"prompt": prompt, "model": model}).json()
+        return client.post("/admin/explain", json={"prompt": prompt, "model": model}).json()
 
     assert explained("sql")["miss"] is None
     digest = serving.model_facts.adapters.digests["sql"]

@@ -80,7 +80,7 @@ def test_the_replay_of_a_recording_hits_what_the_live_tier_did(
         serving.engine.generate(Request(prompt, sampling, session="one"))
         assert serving.engine.flush()
         serving.engine.clear_pool()
-    eventually(lambda: client.get("/kv/stats").json()["recording"]["num_recorded"] == 60)
+    eventually(lambda: client.get("/admin/shadows").json()["recording"]["num_recorded"] == 60)
     trace = read_trace(trace_path)
     live = [json.loads(line) for line in trace_path.read_text().splitlines()[1:]]
     tier = TracedTier(trace, LeafFirstLRU(), capacity)
@@ -92,8 +92,8 @@ def test_the_replay_of_a_recording_hits_what_the_live_tier_did(
 
 
 def test_shadows_are_told_over_http_and_as_metrics(serving: Serving, client: TestClient) -> None:
-    eventually(lambda: bool(client.get("/kv/stats").json()["shadows"]["tiers"]))
-    told = client.get("/kv/stats").json()
+    eventually(lambda: bool(client.get("/admin/shadows").json()["shadows"]["tiers"]))
+    told = client.get("/admin/shadows").json()
     host = told["shadows"]["tiers"]["host"]
     assert (set(host["hit_ratios"]), host["live"]) == ({"lru", "arc"}, "lru")
     assert host["regret"] == max(host["hit_ratios"].values()) - host["hit_ratios"]["lru"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines import GENERATE, OURS, REPOSITORY, VLLM, Side, measure
+from benchmarks.engines import GENERATE, OURS, VLLM, measure
+from benchmarks.sides.process import REPOSITORY, Side
 
 HITS = {"device": 0.02, "host": 0.04, "disk": 0.09}
 

@@ -33,7 +33,7 @@ def fresh(serving: Serving, client: TestClient) -> Iterator[TestClient]:
     serving.engine.clear_pool()
     serving.store.clear()
     yield client
-    client.put("/kv/mode", json={"mode": "serve"})
+    client.put("/admin/mode", json={"mode": "serve"})
 
 
 def complete(client: TestClient, **fields: Any) -> Any:
@@ -93,8 +93,7 @@ def test_a_stream_carries_it_too(fresh: TestClient, serving: Serving) -> None:
 def test_recent_plans_come_latest_first_and_as_many_as_asked(fresh: TestClient, serving: Serving) -> None:
     store(serving, fresh)
     complete(fresh)
-    listed = ok(fresh.get("/kv/plans", params={"limit": 2}))
-    assert listed["object"] == "list"
+    listed = ok(fresh.get("/admin/plans", params={"limit": 2}))
     second, first = listed["data"]
     assert second["number"] == first["number"] + 1
     assert (first["plan"], first["miss"]["cause"]) == (None, "cleared")
@@ -104,15 +103,15 @@ def test_recent_plans_come_latest_first_and_as_many_as_asked(fresh: TestClient, 
     assert (second["namespace"], second["mode"], second["ended"]) == (MODEL, "serve", "length")
 
 
-@pytest.mark.parametrize("limit", ["0", "257", "many"])
+@pytest.mark.parametrize("limit", ["0", "1001", "many"])
 def test_a_limit_that_is_out_of_range_is_refused(client: TestClient, limit: str) -> None:
-    refused(client.get("/kv/plans", params={"limit": limit}), "limit")
+    refused(client.get("/admin/plans", params={"limit": limit}), "limit")
 
 
 def test_a_prompt_is_explained_without_being_run(fresh: TestClient, serving: Serving) -> None:
     store(serving, fresh)
-    before = ok(fresh.get("/kv/plans"))
-    explained = ok(fresh.post("/kv/explain", json={"prompt": PROMPT}))
+    before = ok(fresh.get("/admin/plans"))
+    explained = ok(fresh.post("/admin/explain", json={"prompt": PROMPT}))
     num_blocks = explained["prompt_tokens"] // explained["block_tokens"]
     whole = {"first_block": 0, "num_blocks": num_blocks, "tier": "host", "choice": "load"}
     assert explained["blocks"] == [whole]
@@ -121,14 +120,14 @@ def test_a_prompt_is_explained_without_being_run(fresh: TestClient, serving: Ser
     assert explained["plan"]["if_computed_s"] > 0
     assert explained["costs"]["host"]["bytes_per_s"] > 0
     assert explained["miss"] is None
-    assert ok(fresh.get("/kv/plans")) == before
+    assert ok(fresh.get("/admin/plans")) == before
 
 
 def test_a_prompt_of_which_a_part_is_there(fresh: TestClient, serving: Serving) -> None:
     store(serving, fresh)
     keys = keys_of(serving)
     serving.store.evict(keys[1:2])
-    explained = ok(fresh.post("/kv/explain", json={"prompt": PROMPT}))
+    explained = ok(fresh.post("/admin/explain", json={"prompt": PROMPT}))
     assert [(run["num_blocks"], run["choice"]) for run in explained["blocks"]] == [
         (1, "load"),
         (1, "compute"),
@@ -139,9 +138,9 @@ def test_a_prompt_of_which_a_part_is_there(fresh: TestClient, serving: Serving) 
 
 def test_what_the_device_has_is_shared(fresh: TestClient) -> None:
     complete(fresh)
-    explained = ok(fresh.post("/kv/explain", json={"prompt": PROMPT}))
+    explained = ok(fresh.post("/admin/explain", json={"prompt": PROMPT}))
     assert [(run["tier"], run["choice"]) for run in explained["blocks"]] == [("device", "share")]
-    off = ok(fresh.post("/kv/explain", json={"prompt": PROMPT, "mode": "off"}))
+    off = ok(fresh.post("/admin/explain", json={"prompt": PROMPT, "mode": "off"}))
     assert [run["choice"] for run in off["blocks"]] == ["compute"]
 
 
@@ -149,11 +148,11 @@ def test_a_chat_and_token_ids_are_explained_as_they_are_served(fresh: TestClient
     messages = [{"role": "user", "content": PROMPT}]
     body = {"model": MODEL, "messages": messages, "max_tokens": 2}
     usage = ok(fresh.post("/v1/chat/completions", json=body))["usage"]
-    explained = ok(fresh.post("/kv/explain", json={"messages": messages}))
+    explained = ok(fresh.post("/admin/explain", json={"messages": messages}))
     assert explained["prompt_tokens"] == usage["prompt_tokens"]
     assert explained["miss"] is None
     ids = serving.tokenizer.encode(PROMPT)
-    assert ok(fresh.post("/kv/explain", json={"prompt": ids}))["prompt_tokens"] == len(ids)
+    assert ok(fresh.post("/admin/explain", json={"prompt": ids}))["prompt_tokens"] == len(ids)
 
 
 def test_case_19_a_prompt_is_explained_for_the_tenant_of_its_salt_alone(
@@ -161,7 +160,7 @@ def test_case_19_a_prompt_is_explained_for_the_tenant_of_its_salt_alone(
 ) -> None:
     store(serving, fresh, cache_salt="a")
     for salt, is_there in (("a", True), ("b", False), (None, False)):
-        explained = ok(fresh.post("/kv/explain", json={"prompt": PROMPT, "cache_salt": salt}))
+        explained = ok(fresh.post("/admin/explain", json={"prompt": PROMPT, "cache_salt": salt}))
         assert (explained["miss"] is None) is is_there
         if not is_there:
             assert explained["miss"]["differences"] == []
@@ -174,7 +173,7 @@ def test_another_namespace_of_the_same_tenant_is_named(fresh: TestClient, servin
     for key in chain_keys(other.digest, tokens, other.block_tokens):
         assert serving.store.put(other, key, parent, memoryview(bytes(1024)))
         parent = key
-    miss = ok(fresh.post("/kv/explain", json={"prompt": prompt}))["miss"]
+    miss = ok(fresh.post("/admin/explain", json={"prompt": prompt}))["miss"]
     assert miss["cause"] == "other namespace"
     assert miss["differences"] == [{"field": "kv_dtype", "here": "float32", "there": "bfloat16"}]
 
@@ -198,14 +197,14 @@ def test_another_namespace_of_the_same_tenant_is_named(fresh: TestClient, servin
 def test_what_cannot_be_explained_is_refused_with_its_field(
     client: TestClient, body: dict[str, Any], param: str
 ) -> None:
-    refused(client.post("/kv/explain", json=body), param)
+    refused(client.post("/admin/explain", json=body), param)
 
 
 def test_the_mode_is_switched_while_running(fresh: TestClient, serving: Serving) -> None:
     store(serving, fresh)
-    assert ok(fresh.get("/kv/mode")) == {"mode": "serve"}
-    assert ok(fresh.put("/kv/mode", json={"mode": "observe"})) == {"mode": "observe"}
-    assert ok(fresh.get("/kv/mode")) == {"mode": "observe"}
+    assert ok(fresh.get("/admin/mode")) == {"mode": "serve"}
+    assert ok(fresh.put("/admin/mode", json={"mode": "observe"})) == {"mode": "observe"}
+    assert ok(fresh.get("/admin/mode")) == {"mode": "observe"}
     kv = complete(fresh)["kv"]
     assert "host" not in kv["tokens_by_source"]
     assert (kv["plan"]["mode"], kv["plan"]["tokens_by_tier"]["host"] > 0) == ("observe", True)
@@ -215,9 +214,9 @@ def test_the_mode_is_switched_while_running(fresh: TestClient, serving: Serving)
 
 @pytest.mark.parametrize("body", [{}, {"mode": "on"}, {"mode": 1}, {"mode": "off", "for": "me"}])
 def test_a_mode_that_is_none_is_refused(client: TestClient, body: dict[str, Any]) -> None:
-    before = ok(client.get("/kv/mode"))
-    refused(client.put("/kv/mode", json=body), "for" if "for" in body else "mode")
-    assert ok(client.get("/kv/mode")) == before
+    before = ok(client.get("/admin/mode"))
+    refused(client.put("/admin/mode", json=body), "for" if "for" in body else "mode")
+    assert ok(client.get("/admin/mode")) == before
 
 
 def test_a_request_names_its_own_mode(fresh: TestClient, serving: Serving) -> None:
@@ -270,7 +269,7 @@ def test_a_wrong_block_that_verifying_finds_is_counted_and_degrades_health(
         assert (health.status_code, health.json()["status"]) == (200, "degraded")
         assert "are in quarantine" in health.json()["reasons"]["store"]
         serving.engine.clear_pool()
-        miss = ok(client.post("/kv/explain", json={"prompt": PROMPT}))["miss"]
+        miss = ok(client.post("/admin/explain", json={"prompt": PROMPT}))["miss"]
         assert miss["cause"] == "quarantined"
 
 
@@ -289,13 +288,13 @@ def test_case_20_the_routes_ask_for_the_token(
     app = create_app(serving, make_settings(api_token="s3cret"))
     with TestClient(app) as client:
         for method, path in (
-            ("GET", "/kv/plans"),
-            ("POST", "/kv/explain"),
-            ("GET", "/kv/mode"),
-            ("PUT", "/kv/mode"),
+            ("GET", "/admin/plans"),
+            ("POST", "/admin/explain"),
+            ("GET", "/admin/mode"),
+            ("PUT", "/admin/mode"),
         ):
             refused(client.request(method, path), None, 401)
-        assert ok(client.get("/kv/mode", headers={"Authorization": "Bearer s3cret"}))
+        assert ok(client.get("/admin/mode", headers={"Authorization": "Bearer s3cret"}))
 
 
 def keys_of(serving: Serving) -> list[bytes]:

@@ -1,0 +1,117 @@
+"""Prefixes as files: written for one to keep or read elsewhere, and taken in again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from functools import partial
+from tempfile import TemporaryFile
+from typing import BinaryIO, cast
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from api.admin.acting import Action, ByAdmins, ByOperators, IdempotencyKey
+from api.admin.change_routes import BEGUN
+from api.admin.choosing import Chosen, chosen_by
+from api.admin.outcome_views import imported_body
+from api.admin.requests import SelectionFields
+from api.error_schema import Responses, errors
+from kvstore.admin.progress import Progress
+
+FILE_TYPE = "application/octet-stream"
+_PIECE_BYTES = 1 << 20
+_FILE: Responses = {
+    200: {
+        "description": "The file, in the format of safetensors.",
+        "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "A file that was exported.",
+        "content": {FILE_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+router = APIRouter(prefix="/admin", tags=["files"])
+
+
+@router.post("/export", response_class=StreamingResponse, responses=_FILE | errors(403, 404))
+async def export(action: ByAdmins, fields: SelectionFields) -> Response:
+    """Write blocks to a file: tensors where the namespace tells their shape, with all that import needs."""
+    chosen = await chosen_by(action.context, action.caller, fields.selection)
+    action.on |= chosen.told
+    file = await action.now(lambda: _exported(action, chosen))
+    size = os.fstat(file.fileno()).st_size
+    headers = {
+        "Content-Disposition": 'attachment; filename="prefixes.safetensors"',
+        "Content-Length": str(size),
+    }
+    return StreamingResponse(_pieces(action, file), media_type=FILE_TYPE, headers=headers)
+
+
+@router.post("/import", status_code=202, responses=BEGUN, openapi_extra=_BODY)
+async def import_(action: ByOperators, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    """Take a file's blocks in, each verified before it is visible; up to `max_import_bytes`."""
+    file = await _received(action, request)
+    size = os.fstat(file.fileno()).st_size
+    action.on["bytes"] = size
+    admin = action.context.admin
+
+    def work(progress: Progress) -> dict[str, object]:
+        with file:
+            return imported_body(admin.import_(file, progress=progress))
+
+    try:
+        return action.begin("import", work, None, idempotency_key)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _exported(action: Action, chosen: Chosen) -> BinaryIO:
+    """Return a file with the blocks, which is gone once it is closed; at its beginning."""
+    if action.context.model is not None:
+        action.context.model.write_computed()
+    file = _temporary(action)
+    try:
+        action.context.admin.export(chosen.blocks, file)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _temporary(action: Action) -> BinaryIO:
+    folder = action.context.settings.cache_path
+    folder.mkdir(parents=True, exist_ok=True)
+    return cast("BinaryIO", TemporaryFile(dir=folder))
+
+
+async def _pieces(action: Action, file: BinaryIO) -> AsyncIterator[bytes]:
+    try:
+        while piece := await action.now(lambda: file.read(_PIECE_BYTES)):
+            yield piece
+    finally:
+        file.close()
+
+
+async def _received(action: Action, request: Request) -> BinaryIO:
+    """Return a request's body as a file, at its beginning."""
+    file = await action.now(lambda: _temporary(action))
+    try:
+        waiting = bytearray()
+        async for piece in request.stream():
+            waiting += piece
+            if len(waiting) >= _PIECE_BYTES:
+                await action.now(partial(file.write, bytes(waiting)))
+                waiting.clear()
+        await action.now(partial(file.write, waiting))
+        await action.now(partial(file.seek, 0))
+    except BaseException:
+        file.close()
+        raise
+    return file

@@ -78,13 +78,10 @@ class Placement(Removal):
         tier.counters.add(Count.EVICTIONS, len(victims))
         return None if self._index.is_void(tier.bit, room) else room
 
-    def evict_next(self, tier: Tier) -> bool:
-        """Evict one block for room that the budget promised and memory could not give."""
-        victim = self._index.evict_next(tier.bit)
-        if victim is not None:
-            self._see_off(tier, victim)
-            tier.counters.add(Count.EVICTIONS)
-        return victim is not None
+    def evicted(self, tier: Tier, victim: Record) -> None:
+        """See a block off that the index has begun to remove for room."""
+        self._see_off(tier, victim)
+        tier.counters.add(Count.EVICTIONS)
 
     def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot) -> Lent | None:
         """Publish a filled slot in the memory tier, and lend it.

@@ -23,6 +23,7 @@ from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
+from kvstore.memory_room import MemoryRoom
 from kvstore.namespace import Namespace
 from kvstore.pins import TierPins
 from kvstore.pools import Pools
@@ -105,9 +106,10 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             self._tiers, self._index, self._clock, finds_device=not self._device.is_elsewhere
         )
         audit = Audit(self.config.audit_share)
-        flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer, owner_of)
+        room = MemoryRoom(arena, self._placement, self._index, owner_of)
+        flights = Flights(self._index, self._placement, room, self._clock, audit, on_transfer)
         self._retrieval = Retrieval(self._tiers, self._index, self._placement, flights, self._clock, audit)
-        self._storing = Storing(self._placement, self._index, arena, audit, owner_of)
+        self._storing = Storing(self._placement, self._index, room, audit)
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self.foresight = Foresight(self._tiers, self._index, self._clock)

@@ -46,10 +46,10 @@ class Hauler:
         if why is None and leaves_source:
             why = self._take_away(step, target)
         if why is not None:
-            self.stays.append(Stay(step.record.key, target.name, why, step.record.raw_bytes))
+            self.stays.append(Stay(step.key, target.name, why, step.raw_bytes))
 
     def _take_away(self, step: Carrying, target: Tier) -> Why | None:
-        key, source = step.record.key, step.source
+        key, source = step.key, step.source
         repinned = self._index.move_pin(key, source.bit, target.bit)
         if isinstance(repinned, Why):
             return repinned
@@ -61,7 +61,7 @@ class Hauler:
         return why
 
     def _bring(self, step: Carrying, coming: Coming) -> Why | None:
-        key, target = step.record.key, coming.tier
+        key, target = step.key, coming.tier
         held = self._index.hold(key, step.source.bit, self._clock.wall_ms())
         if held is None:
             return Why.NOT_THERE

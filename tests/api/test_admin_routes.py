@@ -280,6 +280,7 @@ def test_a_prefix_goes_through_a_file_that_others_can_read(rig: Rig) -> None:
     keys = rig.keep("acme")
     answer = rig.call("acme", "POST", "/admin/export", **by_keys(keys))
     assert answer.headers["content-type"] == "application/octet-stream"
+    assert (answer.headers["x-prefixd-blocks"], answer.headers["x-prefixd-left-out"]) == ("3", "0")
     header = json.loads(answer.content[8 : 8 + struct.unpack("<Q", answer.content[:8])[0]])
     assert len(header.keys() - {"__metadata__"}) == 3
     before = rig.ok("acme", "GET", "/admin/blocks")["data"]

@@ -199,6 +199,18 @@ def test_blocks_move_and_are_warmed(rig: Rig) -> None:
     assert tiers_of(rig, keys) == [["host", "disk"]] * 3
 
 
+def test_a_tenant_is_told_how_many_blocks_make_room_for_its_own_and_not_which(tmp_path: Path) -> None:
+    with admin_rig(tmp_path, host_bytes=3 * BLOCK_BYTES) as rig:
+        own = rig.keep("acme")
+        others = rig.keep("zeno")
+        body = by_keys(own, dry_run=True)
+        told = {who: rig.ok(who, "POST", "/admin/warm", **body) for who in ("acme", "operator")}
+        assert told["acme"]["evicted"] == told["operator"]["evicted"]
+        assert told["acme"]["evicted"]["host"]["blocks"] == 3
+        assert {one["key"] for one in told["operator"]["effects"]} == {*own, *others}
+        assert {one["key"] for one in told["acme"]["effects"]} == {*own}
+
+
 @pytest.mark.parametrize(
     ("route", "fields", "param"),
     [
@@ -248,6 +260,8 @@ def test_quotas_are_set_and_told_with_what_is_used(rig: Rig) -> None:
     assert told["pin_bytes"] == 1 << 20  # as for others before
     own = rig.ok("acme", "GET", "/admin/quotas")["data"]
     assert own == [told]
+    more = rig.ok("operator", "PUT", f"/admin/quotas/{digest}", json={"tiers": {"disk": 1 << 17}})["tiers"]
+    assert {tier: quota["quota_bytes"] for tier, quota in more.items()} == {"host": 1 << 16, "disk": 1 << 17}
     everybody = {quota["tenant"] for quota in rig.ok("operator", "GET", "/admin/quotas")["data"]}
     assert everybody == {"others", digest, salt_digest(SALT)}
     rig.ok("operator", "PUT", "/admin/quotas/unsalted", json={"tiers": {"disk": 1}})

@@ -20,7 +20,6 @@ from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, Rig
 from tests.kvstore.faults import stored_on_disk, waiting
 
 NUM_BLOCKS = 24
-ON_DISK = BLOCK_BYTES + 192
 PINS = StoreConfig(retention=Retention(TenantRule(pin_bytes=1 << 20)))
 
 
@@ -75,19 +74,16 @@ def test_a_block_that_is_pinned_after_the_plan_goes_with_its_pin(rig: Rig) -> No
 
 
 def test_a_budget_that_others_pins_took_after_the_plan_holds(rig: Rig) -> None:
-    rules = Retention(TenantRule(pin_bytes=BLOCK_BYTES + ON_DISK))
+    rules = Retention(TenantRule(pin_bytes=2 * BLOCK_BYTES))
     store = rig.open(write_mode=WriteMode.BACK, config=StoreConfig(retention=rules))
     rig.put(store, 1)
     rig.put(store, 2)
     store.pin([rig.key(1)], for_s=60.0)
     taking = Meanwhile(lambda: store.pin([rig.key(2)], for_s=60.0))
-    store.admin.move(of(rig, 1), "host", "disk", progress=taking)
-    assert {(pin.tier, pin.charged_bytes) for pin in store.pins()} == {
-        ("host", BLOCK_BYTES),
-        ("disk", ON_DISK),
-    }
-    outcome = store.admin.move(of(rig, 2), "host", "disk")
+    outcome = store.admin.move(of(rig, 1), "host", "disk", progress=taking)
+    assert [effect.kind for effect in outcome.effects] == [Kind.ARRIVES]
     assert [stay.why.value for stay in outcome.stays] == ["pin would not fit"]
+    assert [(pin.tier, pin.num_blocks) for pin in store.pins()] == [("host", 2)]
 
 
 def test_half_of_a_tier_that_others_pins_took_after_the_plan_holds(rig: Rig) -> None:
@@ -130,9 +126,8 @@ def test_what_waits_to_be_written_is_called_off(rig: Rig) -> None:
     rig.put(store, 1, flush=False)
     rig.put(store, 2, flush=False)  # 1 is on its way to the disk
     rig.put(store, 3, flush=False)
-    store.admin.evict(of(rig, 1, 2))
-    rig.put(store, 2, flush=False)  # again, while it waits to be written
-    store.admin.evict(of(rig, 2, 3))
+    rig.put(store, 1, flush=False)  # again, while it is written
+    store.admin.evict(of(rig, 1, 2, 3))
     may_write.set()
     assert store.flush(5.0)
     assert rig.tiers(store, 1, 2, 3) == [None] * 3

@@ -47,8 +47,8 @@ class Operations:
         missing = absent(wanted, keys)
         if dry_run:
             return _outcome(len(keys), planned, missing)
-        for stay in missing:
-            self._placement.call_off(tiers, stay.key)
+        for key in (*keys, *(stay.key for stay in missing)):
+            self._placement.call_off(tiers, key)
         progress.begin(len(planned))
         done: list[Effect | Stay] = []
         for step in planned:
@@ -91,7 +91,6 @@ class Operations:
         if isinstance(step, Stay):
             return step
         tier = next(tier for tier in self._tiers if tier.name == step.tier)
-        self._placement.call_off([tier], step.key)
         why = self._placement.take_away(tier, step.key)
         return Stay(step.key, step.tier, why, step.nbytes) if why else step
 

@@ -23,8 +23,10 @@ Tell = Callable[[Effect], None]
 class OperatedPlacement(Placement):
     """What ``Placement`` does, block by block and without queues: who calls waits for the media."""
 
-    def __init__(self, tiers: Sequence[Tier], index: OperatedIndex, clock: Clock) -> None:
-        super().__init__(tiers, index, clock)
+    def __init__(
+        self, tiers: Sequence[Tier], index: OperatedIndex, clock: Clock, *, finds_device: bool = True
+    ) -> None:
+        super().__init__(tiers, index, clock, finds_device=finds_device)
         self._operated = index
 
     def clear_the_way(self, coming: Coming, nbytes: int, since_ms: int, tell: Tell) -> None:

@@ -174,7 +174,7 @@ class Administration:
 
         The file must be able to seek and is written from its beginning; after an error, or when called off,
         it is empty. What goes before its turn, or cannot be read, is left out and told. Raises
-        ``RequestError`` for more blocks than a file holds, ``OSError`` when the file cannot be written.
+        ``RequestError`` for more blocks than a file holds, or none; ``OSError`` when it cannot be written.
         """
         keys = self._operations.root_first(self._census.select(wanted))
         copies = CopyReader(self._placement)

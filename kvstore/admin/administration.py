@@ -114,7 +114,8 @@ class Administration:
         progress: Progress | None = None,
     ) -> Outcome:  # fmt: skip
         """Bring blocks into ``target`` (the fastest that stores bytes) as well; they stay where they are."""
-        into = self._tiers[0] if target is None else self._tier("target", target)
+        names = [tier.name for tier in self._tiers]
+        into = self._tier("target", target or next(iter(names), ""))
         errand = Errand(None, into, False)
         return self._operations.bring(wanted, errand, dry_run=dry_run, progress=progress or Progress())
 

@@ -68,7 +68,7 @@ class Exporter:
         self, file: BinaryIO, namespaces: Sequence[Namespace], chosen: Sequence[_Chosen], rows: list[Row],
         progress: Progress,
     ) -> str:  # fmt: skip
-        """Write all of the file, and note the rows of what is in it; returns its digest, empty: called off."""
+        """Write all of the file, and note the rows of what is in it; returns its digest, or nothing."""
         head, _ = pack(namespaces, [each.row for each in chosen])
         file.seek(len(head))
         if not self._write(chosen, rows, file, progress):

@@ -268,6 +268,11 @@ def test_called_off_or_failed_it_leaves_nothing(rig: Rig) -> None:
     assert store.admin.export(ALL, file, progress=progress) == Exported(0, 0, "", (), is_cancelled=True)
     assert file.getvalue() == b""
 
+    half = Evicting(lambda: half.cancel())
+    told = store.admin.export(ALL, file, progress=half)
+    assert (told.num_blocks, told.nbytes, told.is_cancelled, half.done) == (0, 0, True, 1)
+    assert file.getvalue() == b""
+
     class Full(io.BytesIO):
         def write(self, _data: Any, /) -> int:
             raise OSError("no space left")

@@ -402,6 +402,8 @@ def test_tiers_that_cannot_be(rig: Rig) -> None:
         admin.evict(BlockFilter(), ["tape"])
     with pytest.raises(RequestError, match="tier: 'device'"):
         admin.drain("device")
+    with pytest.raises(RequestError, match="target: "):
+        rig.open(host_blocks=0, disk_blocks=0).admin.warm(BlockFilter())
 
 
 class Cancelled(Progress):

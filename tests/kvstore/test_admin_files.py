@@ -268,7 +268,8 @@ def test_called_off_or_failed_it_leaves_nothing(rig: Rig) -> None:
     assert store.admin.export(ALL, file, progress=progress) == Exported(0, 0, "", (), is_cancelled=True)
     assert file.getvalue() == b""
 
-    half = Evicting(lambda: half.cancel())
+    half = Evicting(int)
+    half.evict = half.cancel
     told = store.admin.export(ALL, file, progress=half)
     assert (told.num_blocks, told.nbytes, told.is_cancelled, half.done) == (0, 0, True, 1)
     assert file.getvalue() == b""

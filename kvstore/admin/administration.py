@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from kvstore.admin.accounts import namespaces_of
 from kvstore.admin.census import Census
-from kvstore.admin.copies import Copies
+from kvstore.admin.copy_reader import CopyReader
 from kvstore.admin.exporting import Exporter
 from kvstore.admin.importing import Importer
 from kvstore.admin.index import OperatedIndex
@@ -148,7 +148,7 @@ class Administration:
 
         What is bad goes from there, in use or not, as after a load.
         """
-        verifier = Verifier(self._tiers, self._index, Copies(self._placement), self._clock)
+        verifier = Verifier(self._tiers, self._index, CopyReader(self._placement), self._clock)
         return verifier.verify(sorted(self._census.select(wanted)), progress or Progress())
 
     def set_ttl(
@@ -177,7 +177,7 @@ class Administration:
         ``RequestError`` for more blocks than a file holds, ``OSError`` when the file cannot be written.
         """
         keys = self._operations.root_first(self._census.select(wanted))
-        copies = Copies(self._placement)
+        copies = CopyReader(self._placement)
         exporter = Exporter(self._tiers, self._index, copies, self._names, self._clock)
         return exporter.export(keys, absent(wanted, keys), file, progress or Progress())
 

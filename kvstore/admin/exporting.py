@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import BinaryIO, NamedTuple
 
 from kvstore.admin.block_file import CHECKSUM_BYTES, Row, pack
-from kvstore.admin.copies import Copies
+from kvstore.admin.copy_reader import CopyReader
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.names import Names
 from kvstore.admin.outcome import Exported, Stay, Why
@@ -30,7 +30,7 @@ class Exporter:
     """Writes one file; what goes before its turn is left out. Not thread-safe; blocks on the media."""
 
     def __init__(
-        self, tiers: Sequence[Tier], index: OperatedIndex, copies: Copies, names: Names, clock: Clock
+        self, tiers: Sequence[Tier], index: OperatedIndex, copies: CopyReader, names: Names, clock: Clock
     ) -> None:
         self._tiers = tuple(tiers)
         self._index = index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.admin.copies import Copies
+from kvstore.admin.copy_reader import CopyReader
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.outcome import Effect, Kind, Stay, Why
 from kvstore.admin.placement import OperatedPlacement
@@ -38,7 +38,7 @@ class Hauler:
         self._storing = storing
         self._clock = clock
         self._since_ms = since_ms
-        self._copies = Copies(placement)
+        self._copies = CopyReader(placement)
 
     def carry(self, step: Carrying, target: Tier, *, leaves_source: bool) -> None:
         """Bring one block to ``target``; with ``leaves_source`` it goes from there once it has arrived."""
@@ -46,10 +46,10 @@ class Hauler:
         if why is None and leaves_source:
             why = self._take_away(step, target)
         if why is not None:
-            self.stays.append(Stay(step.record.key, target.name, why, step.record.raw_bytes))
+            self.stays.append(Stay(step.key, target.name, why, step.raw_bytes))
 
     def _take_away(self, step: Carrying, target: Tier) -> Why | None:
-        key, source = step.record.key, step.source
+        key, source = step.key, step.source
         repinned = self._index.move_pin(key, source.bit, target.bit)
         if isinstance(repinned, Why):
             return repinned
@@ -61,7 +61,7 @@ class Hauler:
         return why
 
     def _bring(self, step: Carrying, coming: Coming) -> Why | None:
-        key, target = step.record.key, coming.tier
+        key, target = step.key, coming.tier
         held = self._index.hold(key, step.source.bit, self._clock.wall_ms())
         if held is None:
             return Why.NOT_THERE

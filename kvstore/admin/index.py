@@ -17,10 +17,8 @@ T = TypeVar("T")
 
 _A_FEW = 256
 """Looked at under one lock: well under a millisecond."""
-
-
-def _nothing() -> None:
-    """No preparation."""
+_A_FEW_STEPS = 64
+"""Planned under one lock."""
 
 
 class OperatedIndex(KeepingIndex):
@@ -28,21 +26,22 @@ class OperatedIndex(KeepingIndex):
 
     def survey(
         self, look: Callable[[Record], T | None], keys: Collection[bytes] | None = None,
-        begin: Callable[[], None] = _nothing,
+        begin: Callable[[], None] | None = None,
     ) -> list[T]:  # fmt: skip
         """Return what ``look`` makes of all blocks (or of ``keys``, those that are known), but for ``None``.
 
         ``look`` is called under the lock, which is given back now and then: it must be quick, and let no
         block come or go. What comes meanwhile may be left out, what goes as well. ``begin`` is called each
-        time that the lock was taken.
+        time that the lock was taken, which is for fewer then.
         """
         with self._lock:
             self._lives.settle()
             left = iter(list(self._records) if keys is None else keys)
         found: list[T] = []
-        while some := list(islice(left, _A_FEW)):
+        while some := list(islice(left, _A_FEW_STEPS if begin else _A_FEW)):
             with self._lock:
-                begin()
+                if begin is not None:
+                    begin()
                 known = (record for key in some if (record := self._records.get(key)) is not None)
                 found += [seen for record in known if (seen := look(record)) is not None]
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstore.admin.copies import Copies
+from kvstore.admin.copy_reader import CopyReader
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.outcome import BadCopy, Verification
 from kvstore.admin.progress import Progress
@@ -16,7 +16,7 @@ from kvstore.tier import MemoryTier, Tier
 class Verifier:
     """Reads copies and counts what it finds. For one operation; not thread-safe, blocks on the media."""
 
-    def __init__(self, tiers: Sequence[Tier], index: OperatedIndex, copies: Copies, clock: Clock) -> None:
+    def __init__(self, tiers: Sequence[Tier], index: OperatedIndex, copies: CopyReader, clock: Clock) -> None:
         self._tiers = tuple(tiers)
         self._index = index
         self._copies = copies

@@ -25,7 +25,7 @@ from kvstore.remote.wire import NOWHERE, Place
 
 CHECKSUM_HEADER = "X-Prefixd-Checksum"
 TIER_HEADER = "X-Prefixd-Tier"
-_READ_BY_GET = frozenset({"health", "statistics", "known_namespaces"})
+_READ_BY_GET = frozenset({"health", "statistics", "known_namespaces", "pins"})
 _NUM_THREADS = 4
 _LONGEST_S = 3600.0
 _T = TypeVar("_T")

@@ -16,12 +16,14 @@ CANARY = "what-stands-in-the-environment"
 NEEDS_NO_CHANGE = {"POST /admin/resolve", "POST /admin/explain"}
 # What concerns all tenants: reading it takes a token without a tenant, changing it the role admin as well.
 OF_ALL_TENANTS = {
-    "GET /admin/log", "GET /admin/config", "GET /admin/shadows", "PUT /admin/mode", "POST /admin/clear",
+    "GET /admin/audit", "PUT /admin/audit", "GET /admin/history", "GET /admin/log", "GET /admin/config",
+    "GET /admin/shadows", "PUT /admin/mode", "POST /admin/clear",
     "POST /admin/tiers/{tier}/drain", "DELETE /admin/tiers/{tier}/drain", "PUT /admin/quotas/{tenant}",
     "PUT /admin/namespaces/{digest}/budget", "POST /admin/import",
 }  # fmt: skip
 NEED_A_MODEL = {
-    "GET /admin/mode", "PUT /admin/mode", "GET /admin/plans", "POST /admin/explain", "GET /admin/shadows",
+    "GET /admin/audit", "PUT /admin/audit", "GET /admin/mode", "PUT /admin/mode",
+    "GET /admin/plans", "POST /admin/explain", "GET /admin/shadows",
 }  # fmt: skip
 
 

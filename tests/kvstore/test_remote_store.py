@@ -105,25 +105,6 @@ def link_of(client: RemoteStore) -> Link:
     return link
 
 
-def test_what_one_client_stores_another_one_loads(site: Site) -> None:
-    site.serve()
-    writer, reader = site.connect(), site.connect()
-    keys = keys_of(writer, 3)
-    assert put(writer, keys) == 3
-    assert writer.flush(5.0)
-    assert [got(reader, key) for key in keys] == [bytes(payload(number)) for number in range(3)]
-    assert reader.lookup([*keys, bytes(16)]).tiers == ("host", "host", "host", None)
-
-
-def test_a_client_finds_at_once_what_it_has_stored_itself(site: Site) -> None:
-    site.serve()
-    client = site.connect()
-    for number in range(8):
-        keys = keys_of(client, 1, 100 * number)
-        assert put(client, keys, number) == 1
-        assert client.lookup(keys).tiers == ("host",)
-
-
 def test_what_a_client_held_is_given_back_when_it_dies(site: Site) -> None:
     site.medium = DictBackend()
     site.serve()

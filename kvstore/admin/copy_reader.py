@@ -16,7 +16,7 @@ from kvstore.tier import MemoryTier, Tier
 T = TypeVar("T")
 
 
-class Copies:
+class CopyReader:
     """Reads one copy after the other. Not thread-safe; blocks on the media.
 
     A copy that is bad goes from its tier, as after any load. ``landed`` is what is known of a block (a copy)
@@ -39,7 +39,7 @@ class Copies:
 
     def read_into(self, tier: Tier, landed: Record, out: memoryview) -> Read:
         """Read a block from a medium into ``out``, which is as long as the block."""
-        outcome = tier.read(Landing(landed, out)).outcome
+        outcome = tier.read(Landing(landed, out, is_used=False)).outcome
         self._placement.note_bad(tier, landed.key, outcome)
         return outcome
 

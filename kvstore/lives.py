@@ -102,6 +102,15 @@ class Lives:
         if use.sure_ms > record.sure_ms:
             self.put_off(record, use.sure_ms)
 
+    def set_ends(self, record: Record, now_ms: int, soft_ms: int | None, hard_ttl_ms: int | None) -> None:
+        """Let a living block end as somebody wants it, soft ends sooner as well; ``None``: as it is."""
+        if soft_ms is not None:
+            record.named_ms, record.used_ms = soft_ms, 0
+            self.use_ancestors(record.parent, Use(now_ms, soft_ms, soft_ms))
+        if hard_ttl_ms is not None:
+            record.hard_ms = min(record.hard_ms, (record.created_ms or now_ms) + hard_ttl_ms)
+        self._ends.note(record)
+
     def put_off(self, record: Record, sure_ms: int) -> None:
         """Note that a block lives on until ``sure_ms`` in all its tiers, but for its hard end."""
         if not record.sure_ms:  # its first end

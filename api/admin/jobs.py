@@ -135,7 +135,7 @@ class Jobs:
         try:
             if not job.progress.is_cancelled:
                 result = work(job.progress)
-                state = JobState.CANCELLED if _is_unfinished(job.progress) else JobState.DONE
+                state = JobState.CANCELLED if result.get("is_cancelled") else JobState.DONE
         except PrefixdError as known:
             state, error = JobState.FAILED, str(known)
         except Exception as unforeseen:  # noqa: BLE001 - a job's thread has nobody else to tell
@@ -164,8 +164,3 @@ class Jobs:
             if number < num_beyond or (job.ended_ms or 0) < since_ms:
                 del self._jobs[job.id]
         self._repeats = {name: known for name, known in self._repeats.items() if known[1] in self._jobs}
-
-
-def _is_unfinished(progress: Progress) -> bool:
-    """Say whether a cancelled job has left something undone."""
-    return progress.is_cancelled and progress.done < progress.total

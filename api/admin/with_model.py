@@ -79,6 +79,9 @@ class ServedModel:
         request = Request(prompt_ids, Sampling(max_tokens=1), salt=salt, lora=lora, tenant=tenant.name)
         return PromptBlocks(keys, len(prompt_ids), block_tokens, lambda: self._compute(request))
 
+    def clear_pool(self) -> None:
+        self._engine.clear_pool()
+
     def write_computed(self) -> None:
         self._engine.flush(_FLUSH_S)
 

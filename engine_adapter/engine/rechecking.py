@@ -155,6 +155,10 @@ class Rechecker:
             self._memory.add(sequence.namespace, sequence.request.lora, tokens, keys)
         self._memory.forget_some(_NUM_SWEPT_WITH_EACH, self._is_gone)
 
+    def interrupt(self) -> None:
+        """Take note that a request has come."""
+        self._pace.note(self._clock.monotonic_s(), is_idle=False)
+
     def turn(self, *, is_idle: bool) -> bool:
         """Do a piece of work if it is time for one; says whether it was."""
         began_s = self._clock.monotonic_s()

@@ -27,7 +27,7 @@ from kvstore.namespace import Namespace
 from tests.eventually import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "sidecar.md").read_text()
+PAGES = [(REPOSITORY / "docs" / page).read_text() for page in ("sidecar.md", "admin.md")]
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 
 
@@ -83,7 +83,8 @@ def test_every_route_is_documented(sidecar: Sidecar, tmp_path: Path) -> None:
     routes = {
         f"{method.upper()} {path}" for path, methods in described["paths"].items() for method in methods
     }
-    assert set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)`", PAGE, re.MULTILINE)) == routes
+    told = re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)`", "\n".join(PAGES), re.MULTILINE)
+    assert set(told) == routes
 
 
 def test_what_clients_hold_is_given_back_when_the_service_ends(sidecar: Sidecar, tmp_path: Path) -> None:

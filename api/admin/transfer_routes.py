@@ -18,8 +18,9 @@ from api.admin.choosing import Chosen, chosen_by
 from api.admin.outcome_views import imported_body
 from api.admin.requests import SelectionFields
 from api.error_schema import Responses, errors
+from kvstore.admin.outcome import Exported
 from kvstore.admin.progress import Progress
-from kvstore.errors import BackendError
+from kvstore.errors import AbsentError, BackendError
 
 FILE_TYPE = "application/octet-stream"
 _PIECE_BYTES = 1 << 20
@@ -45,11 +46,12 @@ async def export(action: ByAdmins, fields: SelectionFields) -> Response:
     """Write blocks to a file: tensors where the namespace tells their shape, with all that import needs."""
     chosen = await chosen_by(action.context, action.caller, fields.selection)
     action.on |= chosen.told
-    file = await action.now(lambda: _exported(action, chosen))
-    size = os.fstat(file.fileno()).st_size
+    file, exported = await action.now(lambda: _exported(action, chosen))
     headers = {
         "Content-Disposition": 'attachment; filename="prefixes.safetensors"',
-        "Content-Length": str(size),
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "X-Prefixd-Blocks": str(exported.num_blocks),
+        "X-Prefixd-Left-Out": str(len(exported.stays)),
     }
     return StreamingResponse(_pieces(action, file), media_type=FILE_TYPE, headers=headers)
 
@@ -72,16 +74,16 @@ async def import_(action: ByOperators, request: Request, idempotency_key: Idempo
         raise
 
 
-def _exported(action: Action, chosen: Chosen) -> BinaryIO:
-    """Return a file with the blocks, which is gone once it is closed; at its beginning.
+def _exported(action: Action, chosen: Chosen) -> tuple[BinaryIO, Exported]:
+    """Return a file with the blocks, which is gone once it is closed, at its beginning; and what is in it.
 
-    Raises ``BackendError``.
+    Raises ``BackendError``, and ``AbsentError`` where there is no block.
     """
     if action.context.model is not None:
         action.context.model.write_computed()
     file = _temporary(action)
     try:
-        action.context.admin.export(chosen.blocks, file)
+        exported = action.context.admin.export(chosen.blocks, file)
         file.seek(0)
     except OSError as error:
         file.close()
@@ -89,7 +91,10 @@ def _exported(action: Action, chosen: Chosen) -> BinaryIO:
     except BaseException:
         file.close()
         raise
-    return file
+    if not exported.num_blocks:
+        file.close()
+        raise AbsentError("block", "of those")
+    return file, exported
 
 
 def _temporary(action: Action) -> BinaryIO:

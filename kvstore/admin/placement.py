@@ -53,12 +53,17 @@ class OperatedPlacement(Placement):
 
     def take_away(self, tier: Tier, key: bytes, *, moves: bool = False) -> Why | None:
         """Remove a block from a tier by hand, and from its medium; returns why it stays, if it does."""
-        is_called_off = self._demotions.cancel(tier.bit, key)
         taken = self._operated.take(tier.bit, key, Cause.CLEARED, moves=moves)
         if isinstance(taken, Why):
-            return None if is_called_off and taken is Why.NOT_THERE else taken
+            return taken
         self._delete(tier, key)
         return Why.FAILED if key in self._operated.stuck(tier.bit) else None
+
+    def call_off(self, tiers: Sequence[Tier], key: bytes) -> None:
+        """See to it that a block which waits to be written to ``tiers`` does not come there."""
+        for tier in tiers:
+            if self._demotions.cancel(tier.bit, key):
+                self._index.note_absent(key, Cause.CLEARED, tier.bit)
 
     def reserve(self, tier: Tier, facts: Record, stored_bytes: int, tell: Tell) -> Room | None:
         """Set room aside; whoever has to make way for it beyond what was planned is told."""

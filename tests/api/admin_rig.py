@@ -79,11 +79,14 @@ class Rig:
 
     def done(self, who: str, method: str, path: str, **more: Any) -> Any:
         """Begin a job, wait for its end, and return its result."""
-        job = self.ok(who, method, path, **more)
-        eventually(lambda: self.ok(who, "GET", f"/admin/jobs/{job['id']}")["state"] != "running")
-        ended = self.ok(who, "GET", f"/admin/jobs/{job['id']}")
+        ended = self.ended(who, self.ok(who, method, path, **more)["id"])
         assert ended["state"] == "done", ended
         return ended["result"]
+
+    def ended(self, who: str, job: str) -> Any:
+        """Wait for the end of a job, and return it."""
+        eventually(lambda: self.ok(who, "GET", f"/admin/jobs/{job}")["state"] != "running")
+        return self.ok(who, "GET", f"/admin/jobs/{job}")
 
     def keep(self, tenant: str, first_token: int = 0, num_blocks: int = 3) -> list[str]:
         """Store a prefix of a tenant's, unless it is there; returns its keys."""

@@ -7,12 +7,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from tests.api.admin_rig import Rig, admin_rig, namespace_of
-from tests.eventually import eventually
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "admin.md").read_text()
 EXAMPLES = re.findall(r"^\$ (curl .*)$", PAGE, re.MULTILINE)
@@ -73,9 +72,8 @@ def test_every_example_is_served(rig: Rig) -> None:
 
 def a_job(rig: Rig) -> str:
     """Return the number of a job that has ended: the one before is through by then, too."""
-    job: Any = rig.ok("operator", "POST", "/admin/verify", json={"selection": {"filter": {"min_age_s": 1e6}}})
-    eventually(lambda: rig.ok("operator", "GET", f"/admin/jobs/{job['id']}")["state"] != "running")
-    return str(job["id"])
+    job = rig.ok("operator", "POST", "/admin/verify", json={"selection": {"filter": {"min_age_s": 1e6}}})
+    return str(rig.ended("operator", job["id"])["id"])
 
 
 def described(rig: Rig, path: str) -> str:

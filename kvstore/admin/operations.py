@@ -17,6 +17,8 @@ from kvstore.record import Record
 from kvstore.storing import Storing
 from kvstore.tier import Tier
 
+_WAIT_S = 0.5
+
 
 class Operations:
     """What changes where blocks are. Thread-safe; blocks on the media, on the caller's thread."""
@@ -36,7 +38,7 @@ class Operations:
         self, wanted: BlockFilter, tiers: Sequence[Tier], *, dry_run: bool, progress: Progress
     ) -> Outcome:
         """Remove blocks from ``tiers``, those first that nothing follows."""
-        keys = self.root_first(self._census.select(wanted))
+        keys = self._selected(wanted)
         planned = [
             step
             for steps in self._index.survey(lambda record: self._copies(record, tiers), keys[::-1])
@@ -45,6 +47,8 @@ class Operations:
         missing = absent(wanted, keys)
         if dry_run:
             return _outcome(len(keys), planned, missing)
+        for key in (*keys, *(stay.key for stay in missing)):
+            self._placement.call_off(tiers, key)
         progress.begin(len(planned))
         done: list[Effect | Stay] = []
         for step in planned:
@@ -57,7 +61,7 @@ class Operations:
     def bring(self, wanted: BlockFilter, errand: Errand, *, dry_run: bool, progress: Progress) -> Outcome:
         """Bring blocks to a tier, those first that others follow."""
         now_ms = self._clock.wall_ms()
-        keys = dict.fromkeys(self.root_first(self._census.select(wanted)))
+        keys = dict.fromkeys(self._selected(wanted))
         planned = Planner(errand, self._tiers, self._index, now_ms).plan(keys)
         missing = absent(wanted, keys)
         if dry_run:
@@ -89,6 +93,15 @@ class Operations:
         tier = next(tier for tier in self._tiers if tier.name == step.tier)
         why = self._placement.take_away(tier, step.key)
         return Stay(step.key, step.tier, why, step.nbytes) if why else step
+
+    def _selected(self, wanted: BlockFilter) -> list[bytes]:
+        """Return the blocks that are meant, each after the one that it follows.
+
+        What is on its way to a medium is waited for, a moment: until it is there, nobody can select it.
+        """
+        for tier in self._placement.below_memory:
+            tier.pool.flush(_WAIT_S)
+        return self.root_first(self._census.select(wanted))
 
     def root_first(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return blocks in a stable order, each after the one that it follows."""

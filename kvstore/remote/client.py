@@ -16,6 +16,7 @@ from kvstore.leases import Hit
 from kvstore.loading import OnDone, Ticket
 from kvstore.namespace import Namespace
 from kvstore.remote.own_pool import OwnPool
+from kvstore.remote.remote_hit import RemoteHit
 from kvstore.remote.reports import health_told, pinned_told, pins_told, statistics_told
 from kvstore.remote.transport import Found, Offer, Transport
 from kvstore.remote.wire import NO_TIER, NOWHERE
@@ -25,23 +26,6 @@ from kvstore.upkeep import Pinned, Pinning
 
 _PUT_WAIT_S = 1.0
 _CLEAR_S = 60.0
-
-
-class RemoteHit(Hit):
-    """A lookup's answer: each block's fastest tier, and what is held of the server's."""
-
-    __slots__ = ("found",)
-
-    def __init__(
-        self,
-        keys: Sequence[bytes],
-        tiers: tuple[str | None, ...],
-        deadline_s: float,
-        found: Found,
-        transport: Transport,
-    ) -> None:
-        super().__init__(keys, tiers, (), deadline_s, lambda _records: transport.release(found))
-        self.found = found
 
 
 class RemoteStore:

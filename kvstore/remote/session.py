@@ -256,6 +256,7 @@ class Session:
             self.release(lease)
         self.loads.end()
         self.pool.close()
+        self._staging = _NO_BYTES  # not when this object happens to be collected
         for number in reservations:
             self.abort(number)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from kvstore.admin.outcome import Effect, Kind, Verification
 from kvstore.admin.selection import BlockFilter
+from kvstore.retention import Retention, TenantRule
+from kvstore.store import StoreConfig
 from kvstore.tier import WriteMode
 from tests.kvstore.codecs import ZlibCodec
-from tests.kvstore.conftest import BLOCK_BYTES, Rig, SharedDict, StreamDict
+from tests.kvstore.conftest import BLOCK_BYTES, AmendingDict, Rig, SharedDict, StreamDict
 
 ALL = BlockFilter()
 ON_DISK = BLOCK_BYTES + 192
@@ -36,6 +38,25 @@ def test_with_a_codec_a_dry_run_says_the_most_it_can_take(rig: Rig) -> None:
     assert rig.get(store, 1)
     assert rig.get(store, 2)
     assert store.admin.verify(ALL).bad == ()
+
+
+def test_what_comes_from_a_codec_has_a_checksum_in_memory_where_the_audit_wants_one(rig: Rig) -> None:
+    rig.put(rig.open(host_blocks=0, codec=ZlibCodec()), 1)
+    rig.stores[0].close()
+    store = rig.open(codec=ZlibCodec(), config=StoreConfig(audit_share=1.0))
+    store.admin.warm(ALL)
+    assert store.admin.verify(ALL) == Verification(1, 2, 2 * BLOCK_BYTES, (), 0, 0)
+
+
+def test_a_pin_that_moved_outlives_a_restart(rig: Rig) -> None:
+    rig.medium = AmendingDict()
+    rules = StoreConfig(retention=Retention(TenantRule(pin_bytes=1 << 20)))
+    store = rig.open(write_mode=WriteMode.BACK, config=rules)
+    rig.put(store, 1)
+    store.pin([rig.key(1)], for_s=60.0)
+    store.admin.move(ALL, "host", "disk")
+    store.close()
+    assert [(pin.tier, pin.until_ms) for pin in rig.open(config=rules).pins()] == [("disk", 1_060_000)]
 
 
 def test_a_form_that_cannot_be_read_here_stays_and_can_be_evicted(rig: Rig) -> None:

@@ -16,8 +16,8 @@ from kvstore.errors import BackendError, PinBudgetError
 from kvstore.retention import Retention, TenantRule
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import WriteMode
-from tests.kvstore.conftest import NAMESPACE, Rig
-from tests.kvstore.faults import stored_on_disk
+from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, Rig
+from tests.kvstore.faults import stored_on_disk, waiting
 
 NUM_BLOCKS = 24
 PINS = StoreConfig(retention=Retention(TenantRule(pin_bytes=1 << 20)))
@@ -71,6 +71,94 @@ def test_a_block_that_is_pinned_after_the_plan_goes_with_its_pin(rig: Rig) -> No
     rig.put(store, 2)
     outcome = store.admin.evict(of(rig, 2), progress=evicting)
     assert [stay.why.value for stay in outcome.stays] == ["pinned"]
+
+
+def test_a_budget_that_others_pins_took_after_the_plan_holds(rig: Rig) -> None:
+    rules = Retention(TenantRule(pin_bytes=2 * BLOCK_BYTES))
+    store = rig.open(write_mode=WriteMode.BACK, config=StoreConfig(retention=rules))
+    rig.put(store, 1)
+    rig.put(store, 2)
+    store.pin([rig.key(1)], for_s=60.0)
+    taking = Meanwhile(lambda: store.pin([rig.key(2)], for_s=60.0))
+    outcome = store.admin.move(of(rig, 1), "host", "disk", progress=taking)
+    assert [effect.kind for effect in outcome.effects] == [Kind.ARRIVES]
+    assert [stay.why.value for stay in outcome.stays] == ["pin would not fit"]
+    assert [(pin.tier, pin.num_blocks) for pin in store.pins()] == [("host", 2)]
+
+
+def test_half_of_a_tier_that_others_pins_took_after_the_plan_holds(rig: Rig) -> None:
+    store = rig.open(disk_blocks=3, write_mode=WriteMode.BACK, config=PINS)
+    rig.put(store, 1)
+    rig.put(store, 2)
+    store.admin.move(of(rig, 2), "host", "disk")
+    store.pin([rig.key(1)], for_s=60.0)
+    taking = Meanwhile(lambda: store.pin([rig.key(2)], for_s=60.0))
+    outcome = store.admin.move(of(rig, 1), "host", "disk", progress=taking)
+    assert [effect.kind for effect in outcome.effects] == [Kind.ARRIVES]
+    assert [stay.why.value for stay in outcome.stays] == ["pin would not fit"]
+    assert {(pin.tier, pin.num_blocks) for pin in store.pins()} == {("host", 1), ("disk", 1)}
+
+
+def test_what_has_arrived_does_not_make_way_for_what_comes_after_it(rig: Rig) -> None:
+    store = rig.open(host_blocks=8, disk_blocks=2, write_mode=WriteMode.BACK)
+    rig.put(store, 8)
+    rig.put(store, 9)
+    store.admin.move(BlockFilter(), "host", "disk")
+    rig.put(store, 1)
+    rig.put(store, 2)
+
+    class Using(Progress):
+        def step(self) -> None:
+            super().step()
+            rig.now_s += 1.0
+            store.lookup([rig.key(9)]).release()
+
+    outcome = store.admin.move(of(rig, 1, 2), "host", "disk", progress=Using())
+    assert [(effect.kind.value, effect.key[-1]) for effect in outcome.effects] == [
+        ("evicted", 8), ("arrives", 1), ("leaves", 1), ("evicted", 9), ("arrives", 2), ("leaves", 2),
+    ]  # fmt: skip
+
+
+def test_what_waits_to_be_written_is_called_off(rig: Rig) -> None:
+    store = rig.open(host_blocks=1, write_mode=WriteMode.BACK)
+    may_write = threading.Event()
+    rig.medium.fail = waiting("put", may_write)
+    rig.put(store, 1, flush=False)
+    rig.put(store, 2, flush=False)  # 1 is on its way to the disk
+    rig.put(store, 3, flush=False)
+    rig.put(store, 1, flush=False)  # again, while it is written
+    store.admin.evict(of(rig, 1, 2, 3))
+    may_write.set()
+    assert store.flush(5.0)
+    assert rig.tiers(store, 1, 2, 3) == [None] * 3
+    assert rig.medium.frames == {}
+
+
+@pytest.mark.parametrize(("source", "target"), [("host", "disk"), ("disk", "host")])
+def test_a_block_that_another_brings_meanwhile_is_there_already(rig: Rig, source: str, target: str) -> None:
+    store = rig.open(write_mode=WriteMode.BACK)
+    rig.put(store, 1)
+    store.admin.move(BlockFilter(), None, "disk")
+    if source == "host":
+        store.admin.move(BlockFilter(), "disk", "host")
+    bringing = Meanwhile(lambda: store.admin.warm(of(rig, 1), target))
+    outcome = store.admin.warm(of(rig, 1), target, progress=bringing)
+    assert outcome.effects == ()
+    assert [stay.why.value for stay in outcome.stays] == ["already there"]
+    store.admin.evict(of(rig, 1), [target])
+    moved = store.admin.move(of(rig, 1), source, target, progress=bringing)
+    assert [(effect.kind, effect.tier) for effect in moved.effects] == [(Kind.LEAVES, source)]
+    assert rig.tiers(store, 1) == [target]
+
+
+def test_a_block_that_the_target_lost_after_the_plan_stays_where_it_is(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    losing = Meanwhile(lambda: store.admin.evict(of(rig, 1), ["disk"]))
+    outcome = store.admin.move(of(rig, 1), "host", "disk", progress=losing)
+    assert outcome.effects == ()
+    assert [stay.why.value for stay in outcome.stays] == ["failed"]
+    assert rig.tiers(store, 1) == ["host"]
 
 
 def test_a_block_that_ends_for_good_after_the_plan_does_not_come_back(rig: Rig) -> None:

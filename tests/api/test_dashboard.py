@@ -74,8 +74,8 @@ def test_every_panel_shows_what_the_server_tells(page: Any, served: Served) -> N
     assert "mode serve" in page.inner_text("#facts")
     plans = httpx.get(f"{served.url}/admin/plans?limit=12").json()["data"]
     assert column(page, "plans", 1) == [str(plan["number"]) for plan in plans]
-    assert column(page, "plans", 9)[0] == plans[0]["reason"]
-    assert "→" in column(page, "plans", 7)[0]
+    assert column(page, "plans", 8)[0] == plans[0]["reason"]
+    assert "→" in column(page, "plans", 6)[0]
     assert page.locator("#shadows .policy.live").count() == 2
     assert "tiny-llama" in page.inner_text("#namespaces tbody")
     assert page.locator("#hits .legend").inner_text().startswith("hit ratio")
@@ -188,7 +188,7 @@ def test_it_is_readable_in_the_dark_and_in_the_light(page: Any, served: Served) 
     shown(page, served.url)
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        assert page.get_attribute("html", "data-theme") == theme
+        sync_api.expect(page.locator("html")).to_have_attribute("data-theme", theme)
         for ink in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad"):
             for paper in ("--paper", "--card"):
                 assert contrast(page, ink, paper) >= 4.5, (theme, ink, paper)

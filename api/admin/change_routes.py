@@ -127,6 +127,7 @@ async def clear(
 def _clear(action: Action, tier: str | None) -> int:
     store, model = action.context.store, action.context.model
     if model is not None and tier in {None, DEVICE}:
+        model.write_computed()  # what comes to the tiers only later would be there again
         before = store.statistics().tiers[0].num_blocks
         model.clear_pool()
         if tier == DEVICE:

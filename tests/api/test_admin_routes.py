@@ -293,6 +293,12 @@ def test_a_prefix_goes_through_a_file_that_others_can_read(rig: Rig) -> None:
     assert rig.done("acme", "POST", "/admin/verify", **by_keys(keys))["bad"] == []
 
 
+def test_blocks_that_are_nowhere_make_no_file(rig: Rig) -> None:
+    others = rig.keep("zeno")
+    for keys in (others, ["0f" * 16]):
+        refused(rig.call("acme", "POST", "/admin/export", **by_keys(keys)), 404, "not_found")
+
+
 def test_what_is_no_exported_file_is_refused_and_nothing_is_left_of_it(rig: Rig) -> None:
     for content in (b"", b"no file", bytes(1000)):
         job = rig.ok("operator", "POST", "/admin/import", content=content)

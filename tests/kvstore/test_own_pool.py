@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstore.remote.own_pool import OwnPool
@@ -45,11 +46,18 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+@example([("add", 0), ("add", 1), ("exchange", 0), ("exchange", 0), ("remove", 0), ("remove", 1), ("add", 1)])
 @settings(deadline=None)
 def test_after_an_exchange_both_know_the_same(steps: list[tuple[str, int]]) -> None:
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr("kvstore.remote.own_pool._MOST_AT_ONCE", 1)
+        run(steps)
+
+
+def run(steps: list[tuple[str, int]]) -> None:
+    """Do what the steps say to a pool, and compare in the end."""
     server = Server()
     pool, ours = OwnPool(server.exchange), set[bytes]()
-    pool.stop()
     for step, number in steps:
         key = KEYS[number]
         if step == "add" and key not in ours:

@@ -157,7 +157,8 @@ class Settings(BaseModel):
     recheck_share: Annotated[float, Field(ge=0, le=1)] = setting(
         "Cache",
         0.02,
-        "Share of the idle time in which stored blocks are computed once more and compared; 0 for none.",
+        "Share of the idle time in which stored blocks are computed once more and compared, in a part of the "
+        "device tier (up to an eighth); 0 for none of both.",
     )
     recheck_memory_bytes: Annotated[Bytes, Field(ge=2**16)] = setting(
         "Cache", 4 * 2**20, "Memory for the tokens of prompts, which that needs; never shown or written."

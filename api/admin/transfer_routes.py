@@ -20,7 +20,7 @@ from api.admin.requests import SelectionFields
 from api.error_schema import Responses, errors
 from kvstore.admin.outcome import Exported
 from kvstore.admin.progress import Progress
-from kvstore.errors import AbsentError, BackendError
+from kvstore.errors import BackendError
 
 FILE_TYPE = "application/octet-stream"
 _PIECE_BYTES = 1 << 20
@@ -77,7 +77,7 @@ async def import_(action: ByOperators, request: Request, idempotency_key: Idempo
 def _exported(action: Action, chosen: Chosen) -> tuple[BinaryIO, Exported]:
     """Return a file with the blocks, which is gone once it is closed, at its beginning; and what is in it.
 
-    Raises ``BackendError``, and ``AbsentError`` where there is no block.
+    Raises ``BackendError``, and ``RequestError`` where there is no block.
     """
     if action.context.model is not None:
         action.context.model.write_computed()
@@ -91,9 +91,6 @@ def _exported(action: Action, chosen: Chosen) -> tuple[BinaryIO, Exported]:
     except BaseException:
         file.close()
         raise
-    if not exported.num_blocks:
-        file.close()
-        raise AbsentError("block", "of those")
     return file, exported
 
 

@@ -114,7 +114,8 @@ class Administration:
         progress: Progress | None = None,
     ) -> Outcome:  # fmt: skip
         """Bring blocks into ``target`` (the fastest that stores bytes) as well; they stay where they are."""
-        into = self._tiers[0] if target is None else self._tier("target", target)
+        names = [tier.name for tier in self._tiers]
+        into = self._tier("target", target or next(iter(names), ""))
         errand = Errand(None, into, False)
         return self._operations.bring(wanted, errand, dry_run=dry_run, progress=progress or Progress())
 
@@ -174,7 +175,7 @@ class Administration:
 
         The file must be able to seek and is written from its beginning; after an error, or when called off,
         it is empty. What goes before its turn, or cannot be read, is left out and told. Raises
-        ``RequestError`` for more blocks than a file holds, ``OSError`` when the file cannot be written.
+        ``RequestError`` for more blocks than a file holds, or none; ``OSError`` when it cannot be written.
         """
         keys = self._operations.root_first(self._census.select(wanted))
         copies = CopyReader(self._placement)

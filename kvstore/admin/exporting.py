@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -13,6 +14,7 @@ from kvstore.admin.outcome import Exported, Stay, Why
 from kvstore.admin.progress import Progress
 from kvstore.admin.shapes import shape_of
 from kvstore.clock import Clock
+from kvstore.errors import RequestError
 from kvstore.frame import checksum
 from kvstore.namespace import Namespace
 from kvstore.record import Record
@@ -49,24 +51,41 @@ class Exporter:
         """
         self._stays = list(absent)
         namespaces, chosen = self._choose(keys)
-        head, digest = pack(namespaces, [each.row for each in chosen])
         progress.begin(len(chosen))
         rows: list[Row] = []
-        is_whole = False
+        digest = ""
         try:
-            file.seek(len(head))
-            is_whole = self._write(chosen, rows, file, progress)
-            if is_whole:
-                file.truncate()  # there may have been more in it
-                head, digest = pack(namespaces, rows, nbytes=len(head))
-                file.seek(0)
-                file.write(head)
+            digest = self._fill(file, namespaces, chosen, rows, progress)
         finally:
-            if not is_whole:
+            if not digest:
                 file.seek(0)
                 file.truncate()
-        nbytes = sum(row.nbytes for row in rows)
-        return Exported(len(rows), nbytes, digest if is_whole else "", tuple(self._stays), not is_whole)
+        if not digest:
+            return Exported(0, 0, "", tuple(self._stays), is_cancelled=True)
+        return Exported(len(rows), sum(row.nbytes for row in rows), digest, tuple(self._stays))
+
+    def _fill(
+        self, file: BinaryIO, namespaces: Sequence[Namespace], chosen: Sequence[_Chosen], rows: list[Row],
+        progress: Progress,
+    ) -> str:  # fmt: skip
+        """Write all of the file, and note the rows of what is in it; returns its digest, or nothing."""
+        head, _ = pack(namespaces, [each.row for each in chosen])
+        file.seek(len(head))
+        if not self._write(chosen, rows, file, progress):
+            return ""
+        self._refuse_nothing(rows)
+        file.truncate()  # there may have been more in it
+        head, digest = pack(namespaces, rows, nbytes=len(head))
+        file.seek(0)
+        file.write(head)
+        return digest
+
+    def _refuse_nothing(self, rows: Sequence[Row]) -> None:
+        """Raise ``RequestError`` when there is no block to write: a file of none would hide a mistake."""
+        if not rows:
+            reasons = Counter(stay.why.value for stay in self._stays)
+            told = ", ".join(f"{num} {why}" for why, num in reasons.items()) or "nothing is meant by it"
+            raise RequestError("selection", f"names no block that can be exported: {told}")
 
     def _choose(self, keys: Sequence[bytes]) -> tuple[list[Namespace], list[_Chosen]]:
         """Return the blocks that can be written, and the namespaces that their rows name by number."""

@@ -43,8 +43,9 @@ class Hauler:
     def carry(self, step: Carrying, target: Tier, *, leaves_source: bool) -> None:
         """Bring one block to ``target``; with ``leaves_source`` it goes from there once it has arrived."""
         why = self._bring(step, step.coming) if step.coming is not None else None
-        if why is None and leaves_source:
-            why = self._take_away(step, target)
+        if leaves_source:
+            (found,) = self._index.peek([step.key], 1 << target.bit, self._clock.wall_ms())
+            why = self._take_away(step, target) if found else why or Why.FAILED
         if why is not None:
             self.stays.append(Stay(step.key, target.name, why, step.raw_bytes))
 
@@ -92,7 +93,7 @@ class Hauler:
         self._placement.clear_the_way(coming, coming.nbytes, self._since_ms, self.effects.append)
         room = self._placement.reserve(memory, landed, landed.raw_bytes, self.effects.append)
         if room is None:
-            return Why.NO_ROOM
+            return self._placement.why_no_room(memory, landed.key)
         slot = self._storing.allocate(landed, memory)
         read = self._copies.read_into(source, landed, slot.view) if slot is not None else Read.REFUSED
         if slot is None or read is not Read.DONE:

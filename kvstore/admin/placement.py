@@ -65,6 +65,11 @@ class OperatedPlacement(Placement):
             if self._demotions.cancel(tier.bit, key):
                 self._index.note_absent(key, Cause.CLEARED, tier.bit)
 
+    def why_no_room(self, tier: Tier, key: bytes) -> Why:
+        """Return why nothing was set aside for a block: another brought it meanwhile, or it does not fit."""
+        is_there = self._operated.nbytes_of(tier.bit, key) is not None or self._index.is_moving(tier.bit, key)
+        return Why.ALREADY_THERE if is_there else Why.NO_ROOM
+
     def reserve(self, tier: Tier, facts: Record, stored_bytes: int, tell: Tell) -> Room | None:
         """Set room aside; whoever has to make way for it beyond what was planned is told."""
         self.make_way(tier, facts.key, self._clock.wall_ms())
@@ -95,7 +100,7 @@ class OperatedPlacement(Placement):
         clear_the_way(tier.footprint(len(stored.data)))
         room = self.reserve(tier, facts, len(stored.data), tell)
         if room is None:
-            return Why.NO_ROOM
+            return self.why_no_room(tier, facts.key)
         if not tier.write(header_of(facts, stored, expiry), stored.data):
             self._index.cancel(tier.bit, room)
             return Why.FAILED

@@ -123,3 +123,20 @@ def admin_rig(folder: Path, **more: object) -> Iterator[Rig]:
             yield Rig(app, client, sidecar.store, folder)
     finally:
         sidecar.close()
+
+
+def by_keys(keys: list[str], **more: Any) -> dict[str, Any]:
+    """Return a request that names blocks, with more fields beside them."""
+    return {"json": {"selection": {"keys": keys}, **more}}
+
+
+def tiers_of(rig: Rig, keys: list[str], who: str = "operator") -> list[list[str]]:
+    """Return the tiers that have each block."""
+    return [block["tiers"] for block in rig.ok(who, "POST", "/admin/resolve", **by_keys(keys))["data"]]
+
+
+def refused(answer: Any, status: int, code: str | None, param: str | None = None) -> str:
+    """Check that an answer refuses so; returns its message."""
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param), answer.text
+    return str(error["message"])

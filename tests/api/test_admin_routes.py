@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from api.health import HealthAnswer, Readiness
 from kvstore.namespace import salt_digest, tenant_digest
-from tests.api.admin_rig import BLOCK_BYTES, SALT, Rig, admin_rig, namespace_of
+from tests.api.admin_rig import BLOCK_BYTES, SALT, Rig, admin_rig, by_keys, namespace_of, refused
 
 DAY_S = 86_400.0
 
@@ -22,20 +20,6 @@ DAY_S = 86_400.0
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with admin_rig(tmp_path) as rig:
         yield rig
-
-
-def by_keys(keys: list[str], **more: Any) -> dict[str, Any]:
-    return {"json": {"selection": {"keys": keys}, **more}}
-
-
-def tiers_of(rig: Rig, keys: list[str], who: str = "operator") -> list[list[str]]:
-    return [block["tiers"] for block in rig.ok(who, "POST", "/admin/resolve", **by_keys(keys))["data"]]
-
-
-def refused(answer: Any, status: int, code: str | None, param: str | None = None) -> str:
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (status, code, param), answer.text
-    return str(error["message"])
 
 
 def test_the_whole_is_told_in_a_few_numbers_to_each_what_is_its_own(rig: Rig) -> None:
@@ -178,68 +162,6 @@ def test_blocks_end_when_they_are_told_to(rig: Rig) -> None:
     refused(rig.call("acme", "POST", "/admin/ttl", **by_keys(keys)), 400, None)
 
 
-def test_a_dry_run_says_what_happens_then(rig: Rig) -> None:
-    keys = rig.keep("acme")
-    body = by_keys(keys, tiers=["host"])
-    said = rig.ok("acme", "POST", "/admin/evict", json={**body["json"], "dry_run": True})
-    assert tiers_of(rig, keys) == [["host", "disk"]] * 3
-    assert said["leaves"] == {"host": {"blocks": 3, "bytes": 3 * BLOCK_BYTES}}
-    assert {effect["key"] for effect in said["effects"]} == set(keys)
-    assert rig.done("acme", "POST", "/admin/evict", **body) == said
-    assert tiers_of(rig, keys) == [["disk"]] * 3
-
-
-def test_blocks_move_and_are_warmed(rig: Rig) -> None:
-    keys = rig.keep("acme")
-    moved = rig.done("acme", "POST", "/admin/move", **by_keys(keys, source="host", target="disk"))
-    assert (moved["leaves"]["host"]["blocks"], moved["reasons"]) == (3, {})
-    assert tiers_of(rig, keys) == [["disk"]] * 3
-    warmed = rig.done("acme", "POST", "/admin/warm", **by_keys(keys))
-    assert (warmed["arrives"]["host"]["blocks"], warmed["computed"]) == (3, 0)
-    assert tiers_of(rig, keys) == [["host", "disk"]] * 3
-
-
-@pytest.mark.parametrize(
-    ("route", "fields", "param"),
-    [
-        ("evict", {"tiers": ["tape"]}, "tiers"),
-        ("move", {"source": "tape", "target": "disk"}, "source"),
-        ("move", {"target": "tape"}, "target"),
-        ("move", {"source": "disk", "target": "disk"}, "target"),
-        ("warm", {"target": "tape"}, "target"),
-        ("pins", {"for_s": 1.0, "tiers": ["tape"]}, "tier"),
-    ],
-)
-def test_a_tier_that_is_not_there_is_refused_at_once(
-    rig: Rig, route: str, fields: dict[str, Any], param: str
-) -> None:
-    body = by_keys(rig.keep("acme"), **fields)
-    refused(rig.call("acme", "POST", f"/admin/{route}", **body), 400, None, param)
-
-
-def test_copies_are_verified(rig: Rig) -> None:
-    keys = rig.keep("acme")
-    found = rig.done("acme", "POST", "/admin/verify", **by_keys(keys))
-    assert (found["num_selected"], found["verified"], found["bad"]) == (3, 6, [])
-
-
-def test_a_namespace_is_dropped_whole_and_its_bytes_bounded(rig: Rig) -> None:
-    keys, digest = rig.keep("acme"), namespace_of("acme").digest.hex()
-    bounded = rig.ok(
-        "operator", "PUT", f"/admin/namespaces/{digest}/budget", json={"tiers": {"disk": 1 << 20}}
-    )
-    assert bounded == {"digest": digest, "tiers": {"disk": 1 << 20}}
-    (space,) = rig.ok("acme", "GET", "/admin/namespaces")["data"]
-    assert (space["digest"], space["label"], space["budget"]) == (digest, "a model", {"disk": 1 << 20})
-    assert space["tiers"]["host"] == {"blocks": 3, "bytes": 3 * BLOCK_BYTES}
-    freed = rig.ok("operator", "PUT", f"/admin/namespaces/{digest}/budget", json={"tiers": {"disk": None}})
-    assert freed["tiers"] == {}
-    said = rig.ok("acme", "DELETE", f"/admin/namespaces/{digest}?dry_run=true")
-    assert tiers_of(rig, keys) == [["host", "disk"]] * 3
-    assert rig.done("acme", "DELETE", f"/admin/namespaces/{digest}") == said
-    assert tiers_of(rig, keys) == [[]] * 3
-
-
 def test_quotas_are_set_and_told_with_what_is_used(rig: Rig) -> None:
     rig.keep("acme")
     digest = tenant_digest("acme")
@@ -248,92 +170,14 @@ def test_quotas_are_set_and_told_with_what_is_used(rig: Rig) -> None:
     assert told["pin_bytes"] == 1 << 20  # as for others before
     own = rig.ok("acme", "GET", "/admin/quotas")["data"]
     assert own == [told]
+    more = rig.ok("operator", "PUT", f"/admin/quotas/{digest}", json={"tiers": {"disk": 1 << 17}})["tiers"]
+    assert {tier: quota["quota_bytes"] for tier, quota in more.items()} == {"host": 1 << 16, "disk": 1 << 17}
     everybody = {quota["tenant"] for quota in rig.ok("operator", "GET", "/admin/quotas")["data"]}
     assert everybody == {"others", digest, salt_digest(SALT)}
     rig.ok("operator", "PUT", "/admin/quotas/unsalted", json={"tiers": {"disk": 1}})
     refused(
         rig.call("operator", "PUT", "/admin/quotas/others", json={"tiers": {"tape": 1}}), 400, None, "quotas"
     )
-
-
-def test_a_tier_drains_and_takes_blocks_again(rig: Rig) -> None:
-    keys = rig.keep("acme")
-    rig.done("operator", "POST", "/admin/evict", **by_keys(keys, tiers=["disk"]))
-    rig.done("operator", "POST", "/admin/tiers/host/drain", json={"target": "disk"})
-    assert tiers_of(rig, keys) == [["disk"]] * 3
-    assert [tier["is_draining"] for tier in rig.ok("acme", "GET", "/admin/tiers")["data"]] == [True, False]
-    assert tiers_of(rig, rig.keep("zeno")) == [["disk"]] * 3
-    assert rig.ok("operator", "DELETE", "/admin/tiers/host/drain") == {"draining": []}
-    assert tiers_of(rig, rig.keep("zeno", 1000)) == [["host", "disk"]] * 3
-    refused(rig.call("operator", "POST", "/admin/tiers/tape/drain", json={}), 404, "not_found")
-
-
-def test_clearing_a_tier_leaves_the_others(rig: Rig) -> None:
-    keys = rig.keep("acme")
-    assert rig.done("operator", "POST", "/admin/clear", json={"tier": "host"}) == {"blocks": 3}
-    assert tiers_of(rig, keys) == [["disk"]] * 3
-    assert rig.done("operator", "POST", "/admin/clear", json={}) == {"blocks": 3}
-    assert rig.ok("operator", "GET", "/admin/blocks")["total"] == 0
-
-
-def test_a_prefix_goes_through_a_file_that_others_can_read(rig: Rig) -> None:
-    keys = rig.keep("acme")
-    answer = rig.call("acme", "POST", "/admin/export", **by_keys(keys))
-    assert answer.headers["content-type"] == "application/octet-stream"
-    assert (answer.headers["x-prefixd-blocks"], answer.headers["x-prefixd-left-out"]) == ("3", "0")
-    header = json.loads(answer.content[8 : 8 + struct.unpack("<Q", answer.content[:8])[0]])
-    assert len(header.keys() - {"__metadata__"}) == 3
-    before = rig.ok("acme", "GET", "/admin/blocks")["data"]
-    rig.done("operator", "POST", "/admin/clear", json={})
-    taken = rig.done("operator", "POST", "/admin/import", content=answer.content)
-    assert (taken["num_selected"], taken["stored"], taken["stays"]) == (3, 3, [])
-    assert [block["key"] for block in rig.ok("acme", "GET", "/admin/blocks")["data"]] == [
-        block["key"] for block in before
-    ]
-    assert rig.done("acme", "POST", "/admin/verify", **by_keys(keys))["bad"] == []
-
-
-def test_blocks_that_are_nowhere_make_no_file(rig: Rig) -> None:
-    others = rig.keep("zeno")
-    for keys in (others, ["0f" * 16]):
-        refused(rig.call("acme", "POST", "/admin/export", **by_keys(keys)), 404, "not_found")
-
-
-def test_what_is_no_exported_file_is_refused_and_nothing_is_left_of_it(rig: Rig) -> None:
-    for content in (b"", b"no file", bytes(1000)):
-        job = rig.ok("operator", "POST", "/admin/import", content=content)
-        ended = rig.ended("operator", job["id"])
-        assert ended["state"] == "failed", ended
-        assert "server failed" not in ended["error"]
-    assert {file.name for file in rig.folder.iterdir()} <= {
-        "audit.jsonl", "blocks", "rules.toml", "store.sock", "tokens.toml",
-    }  # fmt: skip
-
-
-def test_an_import_has_a_bound_of_its_own(tmp_path: Path) -> None:
-    with admin_rig(tmp_path, max_body_bytes=2048, max_import_bytes=8192) as rig:
-        longer, too_long = bytes(4096), bytes(8193)
-        rig.ok("operator", "POST", "/admin/import", content=longer)
-        refused(rig.call("operator", "POST", "/admin/import", content=too_long), 413, "request_too_large")
-        pieces = (too_long[start : start + 1000] for start in range(0, len(too_long), 1000))
-        refused(rig.call("operator", "POST", "/admin/import", content=pieces), 413, "request_too_large")
-        refused(rig.call("operator", "POST", "/admin/resolve", content=longer), 413, "request_too_large")
-
-
-def test_the_same_key_with_another_file_is_another_request(rig: Rig) -> None:
-    named = {"headers": {"Idempotency-Key": "monday"}}
-    first = rig.ok("operator", "POST", "/admin/import", content=b"one", **named)
-    assert rig.ok("operator", "POST", "/admin/import", content=b"one", **named)["id"] == first["id"]
-    refused(rig.call("operator", "POST", "/admin/import", content=b"two", **named), 409, "conflict")
-
-
-def test_jobs_of_another_tenant_may_have_the_same_key(rig: Rig) -> None:
-    named = {"headers": {"Idempotency-Key": "monday"}}
-    ids = {
-        who: rig.ok(who, "POST", "/admin/verify", **by_keys(rig.keep(who)), **named)["id"]
-        for who in ("acme", "zeno")
-    }
-    assert ids["acme"] != ids["zeno"]
 
 
 @pytest.mark.parametrize(

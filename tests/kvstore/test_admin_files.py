@@ -230,19 +230,33 @@ def test_a_bad_copy_is_not_exported_and_the_next_tiers_is(rig: Rig) -> None:
     assert data[-BLOCK_BYTES:] == payload_of(1)
     header, payload = rig.medium.frames[rig.key(1)]
     rig.medium.frames[rig.key(1)] = header, b"?" + payload[1:]
-    told = store.admin.export(ALL, io.BytesIO())
-    assert [stay.why.value for stay in told.stays] == ["failed"]
+    with pytest.raises(RequestError, match="names no block that can be exported: 1 failed"):
+        store.admin.export(ALL, io.BytesIO())
 
 
 def test_what_nobody_knows_the_manifest_of_or_what_is_not_there_is_told(rig: Rig) -> None:
     rig.put(rig.open(), 1)
     rig.stores[0].close()
     rig.medium = DictBackend(rig.medium.frames)
-    told = rig.open().admin.export(BlockFilter(keys=(rig.key(1), rig.key(2))), io.BytesIO())
+    store = rig.open()
+    store.put(SHAPED, rig.key(3), b"", payload_of(3))
+    told = store.admin.export(BlockFilter(keys=(rig.key(1), rig.key(2), rig.key(3))), io.BytesIO())
+    assert told.num_blocks == 1
     assert [(stay.key, stay.why.value) for stay in told.stays] == [
         (rig.key(2), "not there"),
         (rig.key(1), "its namespace is not known"),
     ]
+
+
+def test_a_file_of_no_blocks_is_refused(rig: Rig) -> None:
+    file = io.BytesIO(b"before")
+    for wanted, why in (
+        (BlockFilter(keys=(rig.key(1),)), "selection: names no block that can be exported: 1 not there"),
+        (ALL, "selection: names no block that can be exported: nothing is meant by it"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            rig.open().admin.export(wanted, file)
+        assert file.getvalue() == b""
 
 
 def test_called_off_or_failed_it_leaves_nothing(rig: Rig) -> None:
@@ -252,6 +266,12 @@ def test_called_off_or_failed_it_leaves_nothing(rig: Rig) -> None:
     progress.cancel()
     file = io.BytesIO(b"before")
     assert store.admin.export(ALL, file, progress=progress) == Exported(0, 0, "", (), is_cancelled=True)
+    assert file.getvalue() == b""
+
+    half = Evicting(int)
+    half.evict = half.cancel
+    told = store.admin.export(ALL, file, progress=half)
+    assert (told.num_blocks, told.nbytes, told.is_cancelled, half.done) == (0, 0, True, 1)
     assert file.getvalue() == b""
 
     class Full(io.BytesIO):

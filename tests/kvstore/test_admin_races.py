@@ -134,6 +134,33 @@ def test_what_waits_to_be_written_is_called_off(rig: Rig) -> None:
     assert rig.medium.frames == {}
 
 
+@pytest.mark.parametrize(("source", "target"), [("host", "disk"), ("disk", "host")])
+def test_a_block_that_another_brings_meanwhile_is_there_already(rig: Rig, source: str, target: str) -> None:
+    store = rig.open(write_mode=WriteMode.BACK)
+    rig.put(store, 1)
+    store.admin.move(BlockFilter(), None, "disk")
+    if source == "host":
+        store.admin.move(BlockFilter(), "disk", "host")
+    bringing = Meanwhile(lambda: store.admin.warm(of(rig, 1), target))
+    outcome = store.admin.warm(of(rig, 1), target, progress=bringing)
+    assert outcome.effects == ()
+    assert [stay.why.value for stay in outcome.stays] == ["already there"]
+    store.admin.evict(of(rig, 1), [target])
+    moved = store.admin.move(of(rig, 1), source, target, progress=bringing)
+    assert [(effect.kind, effect.tier) for effect in moved.effects] == [(Kind.LEAVES, source)]
+    assert rig.tiers(store, 1) == [target]
+
+
+def test_a_block_that_the_target_lost_after_the_plan_stays_where_it_is(rig: Rig) -> None:
+    store = rig.open()
+    rig.put(store, 1)
+    losing = Meanwhile(lambda: store.admin.evict(of(rig, 1), ["disk"]))
+    outcome = store.admin.move(of(rig, 1), "host", "disk", progress=losing)
+    assert outcome.effects == ()
+    assert [stay.why.value for stay in outcome.stays] == ["failed"]
+    assert rig.tiers(store, 1) == ["host"]
+
+
 def test_a_block_that_ends_for_good_after_the_plan_does_not_come_back(rig: Rig) -> None:
     store = rig.open(write_mode=WriteMode.BACK)
     rig.put(store, 1)

@@ -353,3 +353,32 @@ def test_many_threads_share_one_client(site: Site) -> None:
         thread.join()
     assert client.flush(5.0)
     client.check()
+
+
+def test_a_server_that_is_new_is_told_what_its_clients_pools_have(site: Site) -> None:
+    site.serve()
+    client = site.connect()
+    keys = keys_of(client, 3)
+    for key, parent in zip(keys, [b"", *keys], strict=False):
+        client.device_added(key, parent, NAMESPACE)
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 3)
+    client.device_removed(keys[2])
+    site.servers[-1].close()
+    site.serve()
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 2)
+    other = site.connect()
+    other.device_added(keys[0], b"", NAMESPACE)
+    eventually(lambda: site.store.pools._num_pools[keys[0]] == 2)
+    client.close()
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 1)
+
+
+def test_one_tenant_leaves_places_to_the_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.remote.server._MOST_OF_A_TENANT", 2)
+    site.authenticate = by_token
+    site.serve()
+    for _ in range(2):
+        site.connect("token-a")
+    with pytest.raises(ConfigError, match="connected already"):
+        site.connect("token-a")
+    assert site.connect("token-b").is_connected

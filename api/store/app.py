@@ -55,7 +55,9 @@ def create_store_app(
     admin = add_admin_routes(app, sidecar.store, settings, sidecar.degraded, num_clients)
     add_operation_routes(
         app,
-        lambda: store_health_answer(sidecar.store.health(), sidecar.degraded, sidecar.broken),
+        lambda: store_health_answer(
+            sidecar.store.health(), sidecar.degraded, {**sidecar.broken, **context.broken}
+        ),
         readiness,
         lambda: generate_latest(registry),
     )

@@ -59,6 +59,11 @@ class StoreClients:
             raise OverloadedError(len(self._clients), _SILENT_S)
 
     @property
+    def is_sweeping(self) -> bool:
+        """Whether what silent clients hold is given back: the thread that does so lives."""
+        return self._sweeping.is_alive
+
+    @property
     def num_clients(self) -> int:
         """How many there are."""
         return len(self._clients)

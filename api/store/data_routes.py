@@ -18,6 +18,7 @@ from api.store.schema import LookupFields, ReservationFields, key_bytes
 from api.store.waiting import ended
 from kvstore.errors import LeaseExpiredError, OverloadedError, RequestError
 from kvstore.frame import checksum, copy_and_checksum
+from kvstore.leases import Hit
 from kvstore.loading import Ticket
 from kvstore.remote.http_transport import CHECKSUM_HEADER, TIER_HEADER
 from kvstore.remote.patience import patience_s
@@ -70,8 +71,11 @@ router = APIRouter(prefix="/store", tags=["store"], responses=errors(429))
 @router.post("/lookups")
 async def look_up(context: Shared, client: Client, fields: LookupFields) -> Found:
     """Look a prompt's blocks up; what is there is leased under the number returned (0: nothing is)."""
-    keys = [key_bytes(key) for key in fields.keys]
-    lease, hit = await context.threads.run(lambda: client.look_up(keys, fields.lease_s, fields.ttl_s))
+
+    def find() -> tuple[int, Hit]:
+        return client.look_up([key_bytes(key) for key in fields.keys], fields.lease_s, fields.ttl_s)
+
+    lease, hit = await context.threads.run(find)
     sizes = iter(record.raw_bytes for record in hit.records)
     return Found(
         lease=lease,

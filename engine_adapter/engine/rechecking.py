@@ -200,7 +200,7 @@ class Rechecker:
         elif self._is_comparable(now):
             self._compare_next(now)
         elif now.num_computed < now.num_tokens:
-            tokens = now.prompt.tokens[: now.num_tokens].tolist()
+            tokens = now.prompt.tokens[: now.num_tokens]
             now.num_computed = self.bench.compute(tokens, now.num_computed, now.prompt.lora)
 
     def _next_round(self) -> _Round | None:

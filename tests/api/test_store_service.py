@@ -103,6 +103,21 @@ def test_health_and_metrics_are_those_of_the_store(sidecar: Sidecar, tmp_path: P
     assert 'prefixd_tier_budget_bytes{tier="host"} 8.388608e+06' in app.get("/metrics").text
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_case_17_health_says_when_a_thread_of_the_service_has_died(
+    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_self: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr("kvstore.remote.server.SocketServer._tick", die)
+    monkeypatch.setattr("api.store.clients._SWEEP_S", 0.01)
+    monkeypatch.setattr("api.store.clients.StoreClients._sweep", die)
+    app = TestClient(create_store_app(sidecar, settings_in(tmp_path)))
+    eventually(lambda: app.get("/health").status_code == 503)
+    eventually(lambda: app.get("/health").json()["reasons"].keys() == {"socket", "clients"})
+
+
 def test_rules_for_prefixes_need_a_model(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text('[[prefixes]]\ntext = "You are"\nttl = "1h"\n')

@@ -161,3 +161,18 @@ def test_one_client_has_so_many_bytes_under_way_and_no_more(town: Town) -> None:
         with moving.moves(other, 1 << 30), pytest.raises(OverloadedError), moving.moves(other, 1):
             pass
     assert not moving._of_each
+
+
+def test_case_12_over_http_the_server_itself_refuses_a_load_from_a_lease_that_is_over(town: Town) -> None:
+    prompt = Prompt(town.connect(), 1)
+    assert prompt.put() == 1
+    assert prompt.store.flush(5.0)
+    for from_disk in (False, True):
+        if from_disk:
+            town.served.store.clear("host")
+        asked = {"keys": [key.hex() for key in prompt.keys], "lease_s": 0.5}
+        found = town.post("lookups", asked).json()
+        town.served.pass_s(0.6)
+        loaded = httpx.get(f"{town.server.url}/store/lookups/{found['lease']}/blocks/0", headers=SLOW)
+        assert loaded.status_code == 404
+        assert loaded.json()["error"]["message"] == "the lease is over"

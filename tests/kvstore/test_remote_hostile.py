@@ -271,3 +271,35 @@ def test_a_place_that_the_server_never_told_is_a_miss(town: Town) -> None:
     for slab in (1, 2, 999, 0xFFFFFFFF):
         for offset in (0, 4096, 1 << 40):
             assert not link.copy(Place(0, slab, offset, BLOCK_BYTES, 0, 1), out)
+
+
+def test_case_12_the_server_itself_refuses_a_load_from_a_lease_that_is_over(town: Town) -> None:
+    client, store = town.connect(), town.served.store
+    prompt = Prompt(client, 2)
+    store.clear("host")
+    hit = client.lookup(prompt.keys, lease_s=0.5)
+    town.served.pass_s(0.6)
+    store.lookup([])
+    assert store.num_holds == 0
+    ended, heard = dict[int, Place](), threading.Event()
+    session = town.server._clients[town.server._num_clients].session
+
+    def note(number: int, place: Place) -> None:
+        ended[number] = place
+        heard.set()
+
+    session.loads._on_ended = note
+    session.load(hit.found.lease, 0, 7, 5.0)
+    assert heard.wait(5.0)
+    assert ended == {7: NOWHERE}
+
+
+def test_a_mapped_slab_cannot_be_written_to(town: Town) -> None:
+    client = town.connect()
+    prompt = Prompt(client, 2)
+    assert prompt.has(0)
+    (slab,) = link_of(client)._slabs.values()
+    with pytest.raises(TypeError, match="read-only"):
+        slab.slots[:1] = b"x"
+    with pytest.raises(TypeError, match="read-only"):
+        slab.generations[0] = 7

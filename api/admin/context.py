@@ -26,6 +26,7 @@ from kvstore.namespace import tenant_digest
 from kvstore.remote.tenancy import Tenant
 from kvstore.store import TieredStore
 
+_LAST_STEPS_S = 2.0
 MOST_PINS = 1_000_000
 """Groups of pins that are looked at: all there may be."""
 
@@ -85,8 +86,9 @@ class AdminContext:
         return Response(body, media_type="application/json")
 
     async def close(self) -> None:
-        """Cancel all jobs, and write what is left of the log."""
+        """Cancel all jobs, and write what is left of the log, their ends as well."""
         self.jobs.close()
+        await asyncio.to_thread(self.jobs.wait, _LAST_STEPS_S)
         await asyncio.to_thread(self.sampler.close)
         self.threads.close()
         await asyncio.to_thread(self.log.close)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from threading import Lock
+from threading import Condition, Lock
 from typing import Any, NamedTuple
 
 from kvstore.admin.progress import Progress
@@ -80,6 +80,8 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._repeats: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._lock = Lock()
+        self._ended = Condition(self._lock)
+        self._num_open = 0
         self._is_open = True
 
     def begin(
@@ -101,6 +103,7 @@ class Jobs:
                 self._repeats[repeat.token, repeat.key] = repeat.content, job.id
             on_change(job)
             self._threads.submit(self._run, job, work, on_change)
+            self._num_open += 1
         return job
 
     def of(self, tenant: str | None) -> list[Job]:
@@ -128,7 +131,12 @@ class Jobs:
             self._is_open = False
             for job in self._jobs.values():
                 job.progress.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until all have ended, at most so long; says whether they have."""
+        with self._lock:
+            return self._ended.wait_for(lambda: not self._num_open, timeout_s)
 
     def _refuse_too_many(self, tenant: str | None) -> None:
         tenants = [job.tenant for job in self._jobs.values() if job.state is JobState.RUNNING]
@@ -150,7 +158,12 @@ class Jobs:
         with self._lock:
             job.result, job.error, job.ended_ms = result, error, self._clock.wall_ms()
             job.state = state
-        on_change(job)
+        try:
+            on_change(job)
+        finally:
+            with self._ended:
+                self._num_open -= 1
+                self._ended.notify_all()
 
     def _known(self, repeat: Repeat | None) -> Job | None:
         """Return the job of the same request, if there was one. Raises ``ConflictError``."""

@@ -193,3 +193,19 @@ def test_closing_cancels_all_and_begins_none(jobs: Jobs) -> None:
     assert ended(job).state is JobState.CANCELLED
     with pytest.raises(OverloadedError):
         begun(jobs, lambda _: {})
+
+
+def test_all_that_has_begun_is_told_to_have_ended_when_the_server_stops(clock: _Clock) -> None:
+    jobs, told, may_end = Jobs(clock, num_threads=1), list[tuple[str, JobState]](), Event()  # type: ignore[arg-type]  # as one
+
+    def work(progress: Progress) -> dict[str, Any]:
+        may_end.wait(20)
+        return {"is_cancelled": progress.is_cancelled}
+
+    for kind in ("evict", "move"):
+        jobs.begin(kind, None, work, lambda job: told.append((job.kind, job.state)))
+    jobs.close()
+    assert not jobs.wait(0.0)
+    may_end.set()
+    assert jobs.wait(20.0)
+    assert told[2:] == [("evict", JobState.CANCELLED), ("move", JobState.CANCELLED)]

@@ -193,7 +193,6 @@ class SocketServer:
 
     def _enter(self, session: Session, channel: Channel) -> tuple[int, _Client]:
         client = _Client(session, secrets.token_hex(16), [channel])
-        session.on_ended = partial(_shut_all, client)
         name = session.tenant.name
         with self._lock:
             num_own = sum(other.session.tenant.name == name for other in self._clients.values())
@@ -201,6 +200,7 @@ class SocketServer:
             if is_full or not self._is_open:
                 session.close()
                 raise ConfigError("connect", f"{len(self._clients)} clients are connected already")
+            session.on_ended = partial(_shut_all, client)  # not before: who is refused has to hear of it
             self._num_clients += 1
             self._clients[self._num_clients] = client
             return self._num_clients, client

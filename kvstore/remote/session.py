@@ -18,6 +18,7 @@ from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
 from kvstore.remote.client_loads import ClientLoads
 from kvstore.remote.patience import patience_s
+from kvstore.remote.places import look_up_mappable
 from kvstore.remote.pooling import ToldPool
 from kvstore.remote.tenancy import Owners, Role, Tenant
 from kvstore.remote.transport import Offer
@@ -117,7 +118,10 @@ class Session:
         """Look blocks up; returns the lease's number (0: nothing is leased) and the hit."""
         self._wait_for_commits()
         asked_s = None if lease_s is None else min(lease_s, _LONGEST_LEASE_S)
-        hit = self.store.lookup(self.own(keys), asked_s, ttl_s)
+        if self.tenant.name:
+            hit = look_up_mappable(self.store, self.own(keys), asked_s, ttl_s, self.tenant.name.encode())
+        else:
+            hit = self.store.lookup(keys, asked_s, ttl_s)
         if not hit.records:
             return 0, hit
         with self._lock:

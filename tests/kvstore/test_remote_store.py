@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from backends.host import HostBackend
 from kvstore.absences import Cause
+from kvstore.admin.selection import BlockFilter
 from kvstore.arena import Arena
 from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError, StoreClosedError
@@ -271,6 +273,26 @@ def test_a_tenants_pool_is_told_of_its_own_blocks(site: Site) -> None:
     twin.quarantine(mine[1])
     eventually(lambda: one.ended(mine) == [mine[1]])
     assert other.ended(mine) == []
+
+
+def test_what_an_operator_has_imported_can_be_read_by_its_tenant(site: Site) -> None:
+    site.authenticate, site.medium = by_token, DictBackend()
+    site.serve()
+    before, file = site.connect("token-a"), BytesIO()
+    put(before, keys_of(before, 2))
+    assert before.flush(5.0)
+    assert site.store.admin.export(BlockFilter(), file).num_blocks == 2
+    before.close()
+    site.servers[-1].close()
+    site.medium = DictBackend()
+    site.serve()
+    assert site.store.admin.import_(file).num_stored == 2
+    assert site.store.flush(5.0)
+    tenant = site.connect("token-a")
+    keys = keys_of(tenant, 2)
+    for _ in range(2):
+        assert None not in tenant.lookup(keys).tiers
+        assert got(tenant, keys[1]) == bytes(payload(1))
 
 
 def test_a_tenant_is_not_told_what_all_together_do(site: Site) -> None:

@@ -147,7 +147,7 @@ class KeepingIndex(ResidencyIndex):
         ledger = self._ledgers[bit]
         with self._lock:
             if ledger is None:
-                return 0, sum(record.tiers >> bit & 1 for record in self._records.values())
+                return 0, self._lives.num_on_device
             return ledger.used_bytes, len(ledger.held)
 
     def pinned(self, bit: int) -> tuple[int, int]:

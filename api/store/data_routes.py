@@ -9,13 +9,14 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from api.error_schema import Responses, errors
+from api.few_threads import FewThreads
 from api.http_errors import error_body
 from api.store.answers import Found, Reserved
 from api.store.context import GONE, Client, Shared, Writer
 from api.store.moving import BlockResponse, Octets
 from api.store.schema import LookupFields, ReservationFields, key_bytes
 from api.store.waiting import ended
-from kvstore.errors import LeaseExpiredError, RequestError
+from kvstore.errors import LeaseExpiredError, OverloadedError, RequestError
 from kvstore.frame import checksum, copy_and_checksum
 from kvstore.leases import Hit
 from kvstore.loading import Ticket
@@ -109,7 +110,7 @@ async def load(
         )
     except LeaseExpiredError:
         return _gone("the lease is over")
-    copied = None if loading is None else loading.copied or await context.threads.run(loading.copy)
+    copied = None if loading is None else await _copied(loading, context.threads)
     if copied is None:
         return _gone("the block is not there")
     headers = {CHECKSUM_HEADER: f"{copied.checksum:016x}", TIER_HEADER: copied.tier}
@@ -138,7 +139,11 @@ async def commit(context: Shared, client: Writer, number: int, request: Request)
     except BaseException:
         reservation.abort()
         raise
-    await context.threads.run(lambda: reservation.commit(checksum(reservation.view)))
+    try:
+        await context.threads.run(lambda: reservation.commit(checksum(reservation.view)))
+    except OverloadedError:  # it has not begun, and nobody else would give the memory back
+        reservation.abort()
+        raise
     return Response(status_code=204)
 
 
@@ -146,6 +151,15 @@ async def commit(context: Shared, client: Writer, number: int, request: Request)
 async def abort(context: Shared, client: Writer, number: int) -> None:
     """Give a reservation back."""
     await context.threads.run(lambda: client.abort(number))
+
+
+async def _copied(loading: _Loading, threads: FewThreads) -> _Copied | None:
+    """Return the copy of a block whose load has ended. Raises ``OverloadedError``, and lets go of it then."""
+    try:
+        return loading.copied or await threads.run(loading.copy)
+    except OverloadedError:
+        loading.abandon()
+        raise
 
 
 async def _fill(view: memoryview, request: Request) -> None:

@@ -107,6 +107,46 @@ def test_a_body_that_comes_too_slowly_gives_its_memory_back(
     assert client.lookup([bytes.fromhex("ab" * 16)]).tiers == (None,)
 
 
+def test_a_body_for_which_no_thread_is_left_gives_its_memory_back(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.post("namespaces", {"manifest": NAMESPACE.manifest()})
+    offered = {"namespace": NAMESPACE.digest.hex(), "key": "ab" * 16, "nbytes": BLOCK_BYTES}
+    number = town.post("reservations", offered).json()["reservation"]
+    monkeypatch.setattr(town.server.context.threads, "_most_open", 0)
+    url = f"{town.server.url}/store/reservations/{number}"
+    assert httpx.put(url, headers=SLOW, content=bytes(BLOCK_BYTES)).status_code == 429
+    assert town.served.arena.used_bytes == 0
+
+
+def test_a_block_for_which_no_thread_is_left_gives_its_memory_back(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, may_read, asked = Prompt(town.connect(), 1), threading.Event(), list[bytes]()
+    assert prompt.put() == 1
+    assert prompt.store.flush(5.0)
+    town.served.store.clear("host")
+    lease = town.post("lookups", {"keys": [key.hex() for key in prompt.keys]}).json()["lease"]
+    town.served.medium.fail = waiting("get", may_read, asked)
+    statuses = list[int]()
+
+    def load() -> None:
+        url = f"{town.server.url}/store/lookups/{lease}/blocks/0"
+        statuses.append(httpx.get(url, headers=SLOW).status_code)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    eventually(lambda: bool(asked))
+    with monkeypatch.context() as full:
+        full.setattr(town.server.context.threads, "_most_open", 0)
+        may_read.set()
+        loading.join(10.0)
+    assert statuses == [429]
+    httpx.delete(f"{town.server.url}/store/lookups/{lease}", headers=SLOW)
+    town.served.store.clear("host")
+    eventually(lambda: town.served.arena.used_bytes == 0)
+
+
 def test_one_client_has_so_many_bytes_under_way_and_no_more(town: Town) -> None:
     moving = town.server.context.moving
     one, other = (town.server.context.clients.session(Tenant(), name) for name in ("one", "other"))

@@ -134,6 +134,18 @@ def test_so_many_jobs_may_be_open(jobs: Jobs) -> None:
     begun(jobs, lambda _: {})
 
 
+def test_one_tenant_does_not_take_all_places(clock: _Clock) -> None:
+    jobs, may_end = Jobs(clock, num_threads=1, most_open=4, most_open_each=2), Event()  # type: ignore[arg-type]  # as one
+    opened = [begun(jobs, lambda _: {"waited": may_end.wait(20)}, tenant="acme") for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        begun(jobs, lambda _: {}, tenant="acme")
+    opened += [begun(jobs, lambda _: {}, tenant=tenant) for tenant in ("zeno", None)]
+    may_end.set()
+    for job in opened:
+        ended(job)
+    jobs.close()
+
+
 def test_ended_ones_are_forgotten_with_their_keys(jobs: Jobs, clock: _Clock) -> None:
     repeat = Repeat("alice", "monday", b"")
     first = ended(begun(jobs, lambda _: {}, repeat))

@@ -23,6 +23,7 @@ from tests.api.live import live
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
+OVER_TIME = ("ttft", "tokens", "bytes")
 PROMPT = "the cat sat on the mat and the dog sat on the cat. " * 4
 
 
@@ -124,16 +125,17 @@ def test_a_day_is_shown_instead_of_an_hour(page: Any, served: Served) -> None:
 
 
 def test_new_figures_come_by_themselves_unless_it_is_paused(page: Any, served: Served) -> None:
+    page.clock.install()
     shown(page, served.url)
     newest = page.locator("#plans tbody th").first
     before = int(newest.inner_text())
     served.complete()
-    sync_api.expect(newest).to_have_text(str(before + 1), timeout=15_000)
+    page.clock.run_for(5_000)
+    sync_api.expect(newest).to_have_text(str(before + 1))
     page.get_by_role("button", name="Pause").click()
     sync_api.expect(page.locator("#pause")).to_have_text("Paused")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.clock.install()
     page.clock.run_for(30_000)
     assert asked == []
 
@@ -167,6 +169,27 @@ def test_arrow_keys_go_through_a_chart(page: Any, served: Served) -> None:
     page.keyboard.press("Home")
     assert page.inner_text("#announce") != told
     assert "Hit ratio. hit ratio: now " in page.get_attribute("[data-chart=hits]", "aria-label")
+
+
+def test_what_is_stacked_begins_at_nothing_and_lines_far_apart_are_told_apart(
+    page: Any, served: Served
+) -> None:
+    def series(name: str, *values: float) -> dict[str, Any]:
+        return {"name": name, "label": "disk", "unit": "", "values": values}
+
+    told = [series(name, 1.0, 1e9, 3e9) for name in ("prompt_tokens", "loaded_bytes")]
+    told.append(series("ttft_p50", 0.0002, 1.0, 300.0))
+    history = {"span": "hour", "interval_s": 5, "at": [5.0, 10.0, 15.0], "series": told}
+    page.route("**/admin/history**", lambda route: route.fulfill(json=history))
+    shown(page, served.url)
+    ticks = {panel: page.locator(f"#{panel} .chart .tick").all_text_contents() for panel in OVER_TIME}
+    assert ticks["tokens"] == ["0", "200M", "400M", "600M"]
+    assert ticks["bytes"] == ["0 B/s", "200 MiB/s", "400 MiB/s", "600 MiB/s"]
+    assert ticks["ttft"] == ["100 \u00b5s", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s", "17 min"]
+    edges = page.locator(".chart text").evaluate_all(
+        "all => all.map(one => [one.getBBox().x, one.textContent])"
+    )
+    assert min(edges)[0] >= 0, min(edges)
 
 
 def luminance(colour: str) -> float:
@@ -216,9 +239,10 @@ def test_one_panel_that_fails_leaves_the_others(page: Any, served: Served) -> No
     assert "the server failed" in page.inner_text("#prefixes")
 
 
-def test_the_page_may_run_nothing_but_its_own_script(page: Any, served: Served) -> None:
-    shown(page, served.url)
-    refused = page.evaluate("""() => {
-        try { document.body.innerHTML = '<b>x</b>'; return 'ran'; } catch (error) { return error.name; }
-    }""")
-    assert refused == "TypeError"
+def test_the_page_may_run_nothing_but_its_own_script(browser: Any, served: Served) -> None:
+    context = browser.new_context()
+    page = shown(context.new_page(), served.url)
+    for forbidden in ("document.body.innerHTML = '<b>x</b>'", "trustedTypes.createPolicy('loophole', {})"):
+        script = f"() => {{ try {{ {forbidden}; return 'ran'; }} catch (error) {{ return error.name; }} }}"
+        assert page.evaluate(script) == "TypeError", forbidden
+    context.close()

@@ -6,12 +6,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from api.admin.fields import DIGEST, body_example, example
+from api.examples import AT, DIGEST, body_example, example
 
-_AT = 1_767_225_600.25
 _WRONG = {
     "key": DIGEST, "block": 12, "tier": "disk", "namespace": DIGEST, "label": "tiny-llama",
-    "tenant": "unsalted", "found_at": _AT,
+    "tenant": "unsalted", "found_at": AT,
 }  # fmt: skip
 
 
@@ -46,7 +45,7 @@ class AuditView(BaseModel):
 
     model_config = example(
         share=0.02, prompts=37, memory_bytes=210_432, compared_blocks=5120, compared_bytes=3_355_443_200,
-        wrong_blocks=1, failures=0, last_at=_AT, coverage=0.81, spent_s=41.5, idle_s=2110.0,
+        wrong_blocks=1, failures=0, last_at=AT, coverage=0.81, spent_s=41.5, idle_s=2110.0,
         last_wrong=[_WRONG],
     )  # fmt: skip
 

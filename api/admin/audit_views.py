@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, Field
 
+from api.admin.fields import seconds, tenant_name
 from api.examples import AT, DIGEST, body_example, example
+
+if TYPE_CHECKING:  # a store alone needs no torch
+    from engine_adapter.engine.audit import Audit, WrongCopy
 
 _WRONG = {
     "key": DIGEST, "block": 12, "tier": "disk", "namespace": DIGEST, "label": "tiny-llama",
@@ -35,6 +39,14 @@ class WrongCopyView(BaseModel):
     tenant: str
     found_at: float
 
+    @classmethod
+    def of(cls, wrong: WrongCopy) -> WrongCopyView:
+        """Return what is told of a copy that was wrong."""
+        return cls(
+            key=wrong.key.hex(), block=wrong.block, tier=wrong.tier, namespace=wrong.namespace.hex(),
+            label=wrong.label, tenant=tenant_name(wrong.tenant), found_at=wrong.at_ms / 1000,
+        )  # fmt: skip
+
 
 class AuditView(BaseModel):
     """What was computed once more and compared in idle time since the start.
@@ -61,3 +73,21 @@ class AuditView(BaseModel):
     spent_s: float
     idle_s: float
     last_wrong: list[WrongCopyView]
+
+    @classmethod
+    def of(cls, audit: Audit) -> AuditView:
+        """Return what is told of what was found."""
+        return cls(
+            share=audit.share,
+            prompts=audit.num_prompts,
+            memory_bytes=audit.memory_bytes,
+            compared_blocks=audit.num_compared,
+            compared_bytes=audit.compared_bytes,
+            wrong_blocks=audit.num_wrong,
+            failures=audit.num_failed,
+            last_at=seconds(audit.last_at_ms),
+            coverage=audit.coverage,
+            spent_s=audit.spent_s,
+            idle_s=audit.idle_s,
+            last_wrong=[WrongCopyView.of(wrong) for wrong in audit.last_wrong],
+        )

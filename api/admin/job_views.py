@@ -84,23 +84,3 @@ class EntryList(Listed[EntryView]):
     """Actions, the latest first."""
 
     model_config = list_of(EntryView)
-
-
-class SettingView(BaseModel):
-    """A setting and its value; that of a secret is hidden."""
-
-    model_config = example(
-        name="host_bytes", value=2 << 30, is_default=True, is_secret=False, meaning="Memory."
-    )
-
-    name: str
-    value: Any
-    is_default: bool
-    is_secret: bool
-    meaning: str
-
-
-class SettingList(Listed[SettingView]):
-    """All settings."""
-
-    model_config = list_of(SettingView)

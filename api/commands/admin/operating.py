@@ -9,8 +9,8 @@ import typer
 from api.commands.admin.asking import Asking, asks_server, in_path
 from api.commands.admin.doing import finish
 from api.commands.admin.job_sheets import job_sheets, jobs_sheets
-from api.commands.admin.keeping_sheets import config_sheets, log_sheets
 from api.commands.admin.looking import LIMIT
+from api.commands.admin.operating_sheets import config_sheets, log_sheets
 
 _ID = Annotated[str, typer.Argument(help="The job's id, as it was printed.")]
 

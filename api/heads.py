@@ -69,7 +69,7 @@ class BoundedHeads(HttpToolsProtocol):
     @property
     def _is_idle(self) -> bool:
         is_new = self.cycle is None
-        return is_new or self.cycle.response_complete  # type: ignore[redundant-expr]  # it is, at first
+        return is_new or self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
         self._waiting = self.loop.call_later(_HEAD_S, self._end_wait)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from kvstore.errors import PinBudgetError
@@ -24,10 +24,13 @@ def health_told(report: dict[str, Any]) -> Health:
 
 
 def statistics_report(statistics: StoreStatistics, tenant: Tenant) -> dict[str, Any]:
-    """Return a store's statistics as plain data; to a tenant without those of other tenants."""
+    """Return a store's statistics as plain data; a tenant is told no counts: they are of all together."""
     if tenant.name:
-        tiers = tuple(replace(tier, groups=()) for tier in statistics.tiers)
-        statistics = replace(statistics, tiers=tiers, pins=())
+        tiers = tuple(
+            TierStatistics(tier.name, tier.budget_bytes, 0, 0, is_draining=tier.is_draining)
+            for tier in statistics.tiers
+        )
+        statistics = StoreStatistics(tiers, 0, 0, 0)
     return asdict(statistics)
 
 

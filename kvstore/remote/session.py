@@ -99,7 +99,10 @@ class Session:
             raise RequestError("namespace", f"a client may use {_MOST_NAMESPACES} of them")
         self._owners.note(self.tenant, own)
         self._namespaces[own.digest] = own
-        self.store.register_namespace(own)
+        if self.tenant.role < Role.DATA:
+            self.store.meet(own)
+        else:
+            self.store.register_namespace(own)
         return own
 
     def may_know(self, namespace: Namespace) -> bool:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -271,6 +271,29 @@ def test_a_tenants_pool_is_told_of_its_own_blocks(site: Site) -> None:
     twin.quarantine(mine[1])
     eventually(lambda: one.ended(mine) == [mine[1]])
     assert other.ended(mine) == []
+
+
+def test_a_tenant_is_not_told_what_all_together_do(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    one, other, operator = map(site.connect, ("token-a", "token-b", "token-admin"))
+    before = other.statistics()
+    put(one, keys_of(one, 2))
+    assert one.flush(5.0)
+    assert one.lookup(keys_of(one, 2)).tiers == ("host", "host")
+    assert other.statistics() == before
+    assert [tier.name for tier in before.tiers] == ["device", "host"]
+    assert operator.statistics().tiers[1].num_blocks == 2
+
+
+def test_a_reader_leaves_no_manifest(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    reader, writer, operator = map(site.connect, ("token-reader", "token-a", "token-admin"))
+    reader.register_namespace(replace(NAMESPACE, label="read"))
+    assert operator.known_namespaces() == []
+    writer.register_namespace(NAMESPACE)
+    assert [space.label for space in operator.known_namespaces()] == [NAMESPACE.label]
 
 
 def test_a_reader_stores_and_removes_nothing(site: Site) -> None:

@@ -47,10 +47,6 @@ class Insight:
         """Return the time on the clock that deadlines of leases and loads are told in."""
         return self._clock.monotonic_s()
 
-    def namespaces_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the digest of each block's namespace, ``None`` where it is not known."""
-        return self._index.namespaces_of(keys)
-
     def peek(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
         """Return each block's fastest tier, ``None``: in no tier; nothing is leased, touched or extended."""
         masks = self._index.peek(keys, self._placement.findable_mask(), self._clock.wall_ms())

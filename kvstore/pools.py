@@ -57,11 +57,12 @@ class EnginePool:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: bytes, parent: bytes, namespace: Namespace) -> None:
-        """Note that it holds a block, unless it holds too many to be watched."""
+    def add(self, key: bytes, parent: bytes, namespace: Namespace) -> bool:
+        """Note that it holds a block, unless it holds too many to be watched; says whether it is noted."""
         if key not in self._keys and len(self._keys) < MOST_POOLED:
             self._keys.add(key)
             self._pools.add(key, parent, namespace)
+        return key in self._keys
 
     def remove(self, key: bytes) -> None:
         """Note that it holds a block no longer."""

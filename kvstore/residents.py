@@ -81,12 +81,6 @@ class Residents(Lifespans):
             ]
         return alive + [0] * (len(keys) - len(alive))
 
-    def namespaces_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the digest of each block's namespace, ``None`` where it is not known."""
-        get = self._records.get
-        with self._lock:
-            return [record.namespace or None if (record := get(key)) else None for key in keys]
-
     def hold(self, key: bytes, bit: int, now_ms: int, *, is_leased: bool = False) -> Record | None:
         """Return the record of ``key``, held once more, when tier ``bit`` has it alive.
 

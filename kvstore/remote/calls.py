@@ -167,9 +167,12 @@ class Calls:
         if not isinstance(named, list) or len(named) > wire.MOST_KEYS:
             raise ChannelError(f"keys are a list of up to {wire.MOST_KEYS}")
         try:
-            return [bytes.fromhex(key) for key in named]
+            keys = [bytes.fromhex(key) for key in named]
         except (TypeError, ValueError) as error:
             raise ChannelError("a key is a hexadecimal string") from error
+        if any(len(key) != wire.KEY_BYTES for key in keys):
+            raise ChannelError(f"a key has {wire.KEY_BYTES} bytes")
+        return keys
 
 
 def _given(seconds: float) -> float | None:

@@ -33,7 +33,6 @@ _MOST_INQUIRIES = 64
 _MOST_JOBS = 16_384
 _MOST_NAMESPACES = 1024
 _RESERVED_S = 60.0
-_NO_KEY = bytes(16)
 _NO_BYTES = memoryview(b"")
 
 
@@ -108,15 +107,8 @@ class Session:
         return not self.tenant.name or namespace.digest in self._namespaces
 
     def own(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return ``keys``, but for those of others' blocks one that nobody has."""
-        if not self.tenant.name:
-            return list(keys)
-        mine = self._namespaces
-        namespaces = self.store.namespaces_of(keys)
-        return [
-            key if namespace is None or namespace in mine else _NO_KEY
-            for key, namespace in zip(keys, namespaces, strict=True)
-        ]
+        """Return the keys in the store for those that the client says."""
+        return self.tenant.own_keys(keys)
 
     def look_up(self, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None) -> tuple[int, Hit]:
         """Look blocks up; returns the lease's number (0: nothing is leased) and the hit."""
@@ -179,10 +171,11 @@ class Session:
             or not 0 < offer.nbytes <= self._most_reserved_bytes
         ):
             return 0
+        key, parent = self.own([offer.key, offer.parent])
         reservation = self.store.reserve(
             namespace,
-            offer.key,
-            offer.parent,
+            key,
+            parent,
             offer.nbytes,
             num_tokens=offer.num_tokens,
             first_token=offer.first_token,

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from api.bodies import BodiesInPieces
 from tests.eventually import eventually
 
 
 @contextmanager
 def live(app: FastAPI) -> Iterator[str]:
     """Serve on a free port in a thread, and yield the URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", ws="none", http=BodiesInPieces))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -8,6 +8,7 @@ import threading
 import uvicorn
 from fastapi import FastAPI
 
+from api.bodies import BodiesInPieces
 from api.gate import Gate
 from api.http_errors import install_error_handlers
 from api.store.service import add_store_routes
@@ -30,7 +31,9 @@ class StoreServer:
         app.add_middleware(Gate, authenticate=authenticate, max_body_bytes=1 << 24)
         install_error_handlers(app)
         self.context = add_store_routes(app, store)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", ws="none", lifespan="off", http=BodiesInPieces)
+        )
         listener = socket.create_server(("127.0.0.1", port))
         self.port: int = listener.getsockname()[1]
         self._thread = threading.Thread(target=self._server.run, args=([listener],))

@@ -90,6 +90,11 @@ def test_tenants_do_not_see_each_other_and_roles_bound_what_may_be_done(site: Si
     assert other.lookup(mine).tiers == (None, None)
     assert (other.peek(mine), other.evict(mine)) == ((None, None), 0)
     assert got(reader, mine[0]) == bytes(payload(0))
+    operators = keys_of(admin, 2)
+    put(one, operators, 8)
+    assert one.flush(5.0)
+    assert got(admin, operators[0]) is None, "whoever guesses keys stores nothing for others under them"
+    one.evict(operators)
     with pytest.raises(AccessError, match="role data"):
         reader.evict(mine)
     assert put(reader, keys_of(reader, 1, 900)) == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from backends.host import HostBackend
+from kvstore.absences import Cause
 from kvstore.arena import Arena
 from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError, StoreClosedError
@@ -239,6 +240,37 @@ def test_tenants_do_not_see_each_other(site: Site) -> None:
     link = link_of(other)
     assert not link.copy(place, memoryview(bytearray(BLOCK_BYTES))), "their memory cannot be mapped"
     assert got(one, mine[0]) == bytes(payload(0))
+
+
+def test_a_tenant_stores_under_no_key_of_anothers(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    thief, other, operator = site.connect("token-a"), site.connect("token-b"), site.connect("token-admin")
+    for victim in (other, operator):
+        theirs = keys_of(victim, 2)  # who knows the prompt and the tenant's name can work them out
+        thief.quarantine(theirs[1])
+        assert put(thief, theirs) == 1, "these are keys of its own"
+        assert thief.flush(5.0)
+        assert victim.lookup(theirs).tiers == (None, None), "so nobody else reads what it wrote"
+        assert victim.why_absent(theirs[1]).cause is Cause.NEVER_STORED
+        assert put(victim, theirs) == 2, "or is kept from storing"
+        assert victim.flush(5.0)
+        assert got(victim, theirs[0]) == bytes(payload(0))
+        assert victim.evict(theirs) == 2
+        assert thief.why_absent(theirs[1]).cause is Cause.QUARANTINED, "nor is told what became of it"
+
+
+def test_a_tenants_pool_is_told_of_its_own_blocks(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    one, twin, other = map(site.connect, ("token-a", "token-a", "token-b"))
+    mine = keys_of(one, 2)
+    for client in (one, other):
+        for key, parent in zip(mine, [b"", *mine], strict=False):
+            client.device_added(key, parent, NAMESPACE)
+    twin.quarantine(mine[1])
+    eventually(lambda: one.ended(mine) == [mine[1]])
+    assert other.ended(mine) == []
 
 
 def test_a_reader_stores_and_removes_nothing(site: Site) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from api.examples import body_example
 from kvstore.namespace import MOST_MANIFEST_BYTES
-from kvstore.remote.pooling import MOST_AT_ONCE
+from kvstore.remote.told_pool import MOST_AT_ONCE
 from kvstore.remote.wire import MOST_KEYS
 from kvstore.retention import MAX_LIFETIME_S
 

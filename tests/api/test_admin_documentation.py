@@ -74,7 +74,7 @@ def test_every_prompt_of_an_example_has_a_whole_block() -> None:
     selections = [
         json.loads(sent.body)["selection"]
         for sent in map(plain, EXAMPLES)
-        if b"selection" in (sent.body or b"")
+        if sent.body and b"selection" in sent.body
     ]
     prompts = [selection["prompt"] for selection in selections if "prompt" in selection]
     assert prompts

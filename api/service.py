@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from api.admin.served_model import ServedModel
 from api.admin.service import add_admin_routes
-from api.admin.with_model import ServedModel
 from api.context import Context
 from api.few_threads import FewThreads
 from api.gate import Gate, body_bounds

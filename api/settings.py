@@ -92,6 +92,9 @@ class Settings(BaseModel):
         "Unix socket at which engines on this machine use a store that is served without a model.",
         shown="store.sock in cache_path",
     )
+    socket_access: Literal["owner", "group"] = setting(
+        "Server", "owner", "Who may use that socket: the user that the server runs as, or its group too."
+    )
     api_token: Token | None = setting(
         "Server",
         None,

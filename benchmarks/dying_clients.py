@@ -2,8 +2,8 @@
 
     python benchmarks/dying_clients.py [--seconds 600] [--clients 6] [--json FILE]
 
-Clients on a unix socket and over HTTP store, look up, load, reserve, tell of pools and leave things lying, until
-each is killed (SIGKILL) within a second or two. Every byte that one of them reads is checked. The JSON says
+Clients on a unix socket and over HTTP store, look up, load, reserve, and leave things lying about, until each
+is killed (SIGKILL) within a second or two. Every byte that one of them reads is checked. The JSON says
 what was held before and after: leases and loads, staging memory, sessions, pools, threads; file descriptors
 and resident memory (but for those of the arena, which keeps what it has within its budget).
 """

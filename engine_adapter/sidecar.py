@@ -66,7 +66,8 @@ def open_sidecar(
     server = None
     if config.socket is not None:
         try:
-            server = SocketServer(store, arena, SocketConfig(config.socket), authenticate, owners)
+            socket = SocketConfig(config.socket, config.socket_mode)
+            server = SocketServer(store, arena, socket, authenticate, owners)
         except BaseException:
             store.close(_CLOSE_S)
             raise

@@ -43,8 +43,9 @@ class Lives:
         self.limited: list[Record] = []
         """Blocks that turned out to be under a hard limit; their headers do not say so."""
         self.over_in_pool: dict[bytes, None] = {}
-        self.num_on_device = 0  # blocks that are alive there
         """Blocks that the engine's own pool, which keeps its own books, is to let go of."""
+        self.num_on_device = 0
+        """Blocks that are alive there."""
 
     def begin(self, facts: Record, ttl_ms: int | None) -> Use:
         """Tell a new block when it ends; returns the use that its storing is."""
@@ -166,6 +167,10 @@ class Lives:
         else:
             self.num_on_device += bit == DEVICE_BIT and not record.tiers & _DEVICE
             record.tiers |= 1 << bit
+        self.note(record)
+
+    def note(self, record: Record) -> None:
+        """Look at a block when it ends."""
         self._ends.note(record)
 
     def hurry(self, record: Record) -> None:

@@ -97,7 +97,8 @@ class Storing:
         view, give_back = slot.view, slot.free
         self.sample(facts, view)
         kept = self._placement.keep(home.tier, facts, home.room, slot) if home else None
-        if kept is not None:
+        if home is not None and kept is not None:
+            home.tier.counters.add_transfer(Count.STORES, Count.STORED_BYTES, len(view))
             facts, view, give_back = kept.record, kept.data, kept.give_back
         if not lower:
             give_back()

@@ -147,7 +147,9 @@ async def _chosen(action: Action, fields: SelectionFields) -> Chosen:
 
 
 def _num_absent(action: Action, chosen: Chosen) -> int:
-    """Return how many blocks of a prompt no tier has, which have to be computed."""
-    if chosen.compute is None or chosen.keys is None:
+    """Return how many blocks of a prompt no tier stores, which have to be computed."""
+    context = action.context
+    if context.model is None or chosen.compute is None or chosen.keys is None:
         return 0
-    return action.context.store.peek(chosen.keys).count(None)
+    context.model.write_computed()
+    return context.store.copies.where(chosen.keys).count(())

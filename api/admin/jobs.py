@@ -112,16 +112,16 @@ class Jobs:
             self._sweep()
             return [job for job in reversed(self._jobs.values()) if tenant in {None, job.tenant}]
 
-    def job(self, number: str, tenant: str | None) -> Job:
+    def job(self, job_id: str, tenant: str | None) -> Job:
         """Return one of them. Raises ``AbsentError``."""
-        job = next((job for job in self.of(tenant) if job.id == number), None)
+        job = next((job for job in self.of(tenant) if job.id == job_id), None)
         if job is None:
-            raise AbsentError("job", number)
+            raise AbsentError("job", job_id)
         return job
 
-    def cancel(self, number: str, tenant: str | None) -> Job:
+    def cancel(self, job_id: str, tenant: str | None) -> Job:
         """Have a job stop soon; one that has ended stays as it is. Raises ``AbsentError``."""
-        job = self.job(number, tenant)
+        job = self.job(job_id, tenant)
         job.progress.cancel()
         return job
 
@@ -169,10 +169,10 @@ class Jobs:
         """Return the job of the same request, if there was one. Raises ``ConflictError``."""
         if repeat is None or (repeat.token, repeat.key) not in self._repeats:
             return None
-        content, number = self._repeats[repeat.token, repeat.key]
+        content, job_id = self._repeats[repeat.token, repeat.key]
         if content != repeat.content:
             raise ConflictError("this Idempotency-Key was sent with another request; choose a new one")
-        return self._jobs[number]
+        return self._jobs[job_id]
 
     def _sweep(self) -> None:
         """Forget jobs that ended long ago, and those beyond the bound."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.admin.fields import DIGEST, example, example_of
 from api.admin.views import Held
+from api.examples import DIGEST, example, example_of
 from kvstore.admin import outcome as told
 
 _MOST_LISTED = 1000

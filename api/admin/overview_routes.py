@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter
 
 from api.admin.context import MOST_PINS, AdminContext, Shared, scope_of
 from api.admin.views import Overview, TierList, TierView
+from api.commands.version import installed_version
 from api.tenancy import Caller
 from kvstore.remote.tenancy import Tenant
 from kvstore.statistics import State, TierHealth, TierStatistics
@@ -83,13 +83,6 @@ def _overview(context: AdminContext, caller: Tenant) -> Overview:
         clients=context.num_clients() if scope is None else 0,
         mode=context.model.mode() if context.model else None,
         uptime_s=(context.clock.wall_ms() - context.started_ms) / 1000,
-        version=_version(),
+        version=installed_version("prefixd"),
         has_model=context.model is not None,
     )
-
-
-def _version() -> str:
-    try:
-        return version("prefixd")
-    except PackageNotFoundError:
-        return "unknown"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from tempfile import TemporaryFile
@@ -67,11 +68,8 @@ async def import_(action: ByOperators, request: Request, idempotency_key: Idempo
         with file:
             return imported_body(admin.import_(file, progress=progress))
 
-    try:
+    with _closed_on_error(file):
         return action.begin("import", work, None, idempotency_key, digest)
-    except BaseException:
-        file.close()
-        raise
 
 
 def _exported(action: Action, chosen: Chosen) -> tuple[BinaryIO, Exported]:
@@ -82,22 +80,36 @@ def _exported(action: Action, chosen: Chosen) -> tuple[BinaryIO, Exported]:
     if action.context.model is not None:
         action.context.model.write_computed()
     file = _temporary(action)
-    try:
+    with _closed_on_error(file):
         exported = action.context.admin.export(chosen.blocks, file)
         file.seek(0)
-    except OSError as error:
-        file.close()
-        raise BackendError("cache_path", "writing a file", error.strerror or str(error)) from None
-    except BaseException:
-        file.close()
-        raise
     return file, exported
 
 
 def _temporary(action: Action) -> BinaryIO:
+    """Return a new file, which is gone once it is closed. Raises ``BackendError``."""
     folder = action.context.settings.cache_path
-    folder.mkdir(parents=True, exist_ok=True)
-    return cast("BinaryIO", TemporaryFile(dir=folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return cast("BinaryIO", TemporaryFile(dir=folder))
+    except OSError as error:
+        raise _not_written(error) from None
+
+
+@contextmanager
+def _closed_on_error(file: BinaryIO) -> Iterator[None]:
+    """Close a file if something goes wrong. Raises ``BackendError`` where it cannot be written."""
+    try:
+        yield
+    except BaseException as error:
+        file.close()
+        if isinstance(error, OSError):
+            raise _not_written(error) from None
+        raise
+
+
+def _not_written(error: OSError) -> BackendError:
+    return BackendError("cache_path", "writing a file", error.strerror or str(error))
 
 
 async def _pieces(action: Action, file: BinaryIO) -> AsyncIterator[bytes]:
@@ -116,7 +128,7 @@ async def _received(action: Action, request: Request) -> tuple[BinaryIO, bytes]:
         file.write(piece)
         digest.update(piece)
 
-    try:
+    with _closed_on_error(file):
         waiting = bytearray()
         async for piece in request.stream():
             waiting += piece
@@ -125,10 +137,4 @@ async def _received(action: Action, request: Request) -> tuple[BinaryIO, bytes]:
                 waiting.clear()
         await action.now(partial(keep, bytes(waiting)))
         await action.now(partial(file.seek, 0))
-    except OSError as error:
-        file.close()
-        raise BackendError("cache_path", "writing a file", error.strerror or str(error)) from None
-    except BaseException:
-        file.close()
-        raise
     return file, digest.digest()

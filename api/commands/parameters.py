@@ -1,4 +1,4 @@
-"""Lets several commands have the same parameters, made into one value of each."""
+"""Lets several commands have the same parameters, made into one value of each; and which were given."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def replacing(
         return run
 
     return decorate
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those that are not ``None``."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class CopyReader:
-    """Reads one copy after the other. Not thread-safe; blocks on the media.
+    """Reads one copy after the other, for who may wait; others ask ``StoredCopies``. Not thread-safe.
 
     A copy that is bad goes from its tier, as after any load. ``landed`` is what is known of a block (a copy)
     that the caller holds; its ``checksum`` is that of the bytes that were read, ``None``: not known.

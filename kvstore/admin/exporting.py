@@ -84,7 +84,7 @@ class Exporter:
         """Raise ``RequestError`` when there is no block to write: a file of none would hide a mistake."""
         if not rows:
             reasons = Counter(stay.why.value for stay in self._stays)
-            told = ", ".join(f"{num} {why}" for why, num in reasons.items()) or "nothing is meant by it"
+            told = ", ".join(f"{num} {why}" for why, num in reasons.items()) or "no block is selected"
             raise RequestError("selection", f"names no block that can be exported: {told}")
 
     def _choose(self, keys: Sequence[bytes]) -> tuple[list[Namespace], list[_Chosen]]:

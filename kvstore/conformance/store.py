@@ -13,6 +13,7 @@ It needs pytest, which ``kvstore`` itself does not.
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -56,6 +57,19 @@ class BlockStoreConformance(KeepingConformance):
         assert other.tiers() == [memory] * 3
         assert other.has(1)
         assert other.put() == 0, "it is there"
+
+    def test_with_no_time_or_all_of_it_a_question_is_answered_and_leases_stay(self, prompt: Prompt) -> None:
+        prompt.put()
+        assert prompt.store.flush(5.0)
+        hit = prompt.store.lookup(prompt.keys)
+        began_s = time.monotonic()
+        for timeout_s in (0.0, 1e6):
+            prompt.store.flush(timeout_s)
+            prompt.store.known_namespaces(timeout_s)
+        assert time.monotonic() - began_s < 2.0
+        ticket = prompt.store.load(hit, 0, prompt.store.now_s() + 5.0)
+        assert ticket.read_into(memoryview(bytearray(BLOCK_BYTES)), 5.0)
+        hit.release()
 
     def test_a_lookup_says_the_fastest_tier_of_each_block_and_shows_holes(
         self, store: BlockStore, prompt: Prompt

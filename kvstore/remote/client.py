@@ -26,6 +26,9 @@ from kvstore.upkeep import Pinned, Pinning
 
 _PUT_WAIT_S = 1.0
 _CLEAR_S = 60.0
+_FLUSH_S = 3600.0
+_NAMESPACES_S = 60.0
+_A_MOMENT_S = 0.001
 
 
 class RemoteStore:
@@ -217,7 +220,7 @@ class RemoteStore:
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
         """Return the namespaces that the server knows; see ``TieredStore.known_namespaces``."""
-        told = self._transport.ask("known_namespaces", timeout_s) or []
+        told = self._transport.ask("known_namespaces", _bounded(timeout_s, _NAMESPACES_S)) or []
         return [Namespace.from_manifest(manifest) for manifest in told]
 
     def evict(self, keys: Iterable[bytes]) -> int:
@@ -241,7 +244,7 @@ class RemoteStore:
         ends_s = time.monotonic() + timeout_s
         if not self._transport.wait_until_sent(timeout_s):
             return False
-        return bool(self._transport.ask("flush", max(0.0, ends_s - time.monotonic())))
+        return bool(self._transport.ask("flush", _bounded(ends_s - time.monotonic(), _FLUSH_S)))
 
     def health(self) -> Health:
         """Return the state of the server's tiers, or that there is no server."""
@@ -282,6 +285,11 @@ class RemoteStore:
 def _refuse_odd(ttl_s: float | None) -> None:
     if ttl_s is not None:
         checked_ttl_ms(ttl_s)
+
+
+def _bounded(timeout_s: float, most_s: float) -> float:
+    """Return a time that servers take: some, and not too much."""
+    return min(max(_A_MOMENT_S, timeout_s), most_s)
 
 
 def _hexadecimal(keys: Iterable[bytes]) -> list[str]:

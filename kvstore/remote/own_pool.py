@@ -11,6 +11,7 @@ from kvstore.regularly import Regularly
 
 _PERIOD_S = 0.5
 _MOST_AT_ONCE = 4096
+_MOST_BEGINNINGS = 2
 
 Exchange = Callable[[dict[str, object]], Any]
 """Tells the server and returns its answer; ``None``: it is not there."""
@@ -19,6 +20,19 @@ Exchange = Callable[[dict[str, object]], Any]
 class _Held(NamedTuple):
     parent: bytes
     namespace: bytes
+
+
+class _Changes(NamedTuple):
+    """What the server is to be told, and what was in quarantine then."""
+
+    added: dict[bytes, _Held]
+    removed: list[bytes]
+    quarantined: set[bytes]
+
+    def told(self, epoch: object) -> dict[str, object]:
+        """Return it as it is sent."""
+        added = [[key.hex(), held.parent.hex(), held.namespace.hex()] for key, held in self.added.items()]
+        return {"epoch": epoch, "added": added, "removed": [key.hex() for key in self.removed]}
 
 
 class OwnPool:
@@ -85,9 +99,15 @@ class OwnPool:
             self._quarantined = {key: None for key in self._quarantined if key in self._held}
 
     def exchange(self) -> None:
-        """Tell the server what has changed, and hear what is over."""
-        while self._exchange_some():
-            pass
+        """Tell the server what has changed, and hear what is over.
+
+        Where servers take turns each knows nothing of what was told to another: the rest waits then.
+        """
+        num_beginnings, is_more = 0, True
+        while is_more and num_beginnings < _MOST_BEGINNINGS:
+            epoch = self._epoch
+            is_more = self._exchange_some()
+            num_beginnings += self._epoch != epoch
         if self._over:
             self.on_over()
 
@@ -98,40 +118,41 @@ class OwnPool:
 
     def _exchange_some(self) -> bool:
         """Do so for some; says whether there is more to tell."""
+        changes = self._changes()
+        answer = self._exchange(changes.told(self._epoch))
+        if answer is None:
+            return False
+        with self._lock:
+            if answer["epoch"] != self._epoch:
+                self._begin_anew(answer["epoch"])
+                return bool(self._held)
+            self._note_told(changes)
+            self._hear(answer, changes.quarantined)
+        return _MOST_AT_ONCE in {len(changes.added), len(changes.removed)}
+
+    def _changes(self) -> _Changes:
         with self._lock:
             removed = dict.fromkeys(islice(self._removed, _MOST_AT_ONCE))
             # What has gone and is back is to be told as gone first.
             ready = (key for key in self._untold if key not in self._removed or key in removed)
             added = {key: self._held[key] for key in islice(ready, _MOST_AT_ONCE)}
-            known_before = set(self._quarantined)
-        answer = self._exchange(
-            {
-                "epoch": self._epoch,
-                "added": [
-                    [key.hex(), held.parent.hex(), held.namespace.hex()] for key, held in added.items()
-                ],
-                "removed": [key.hex() for key in removed],
-            }
-        )
-        if answer is None:
-            return False
-        with self._lock:
-            if answer["epoch"] != self._epoch:
-                self._epoch = answer["epoch"]
-                self._told.clear()
-                self._removed.clear()
-                self._untold = dict.fromkeys(self._held)
-                return bool(self._held)
-            for key in removed:
-                self._removed.pop(key, None)
-            for key, held in added.items():
-                if self._held.get(key) is held:
-                    self._untold.pop(key, None)
-                    self._told.add(key)
-                else:
-                    self._removed[key] = None
-            self._hear(answer, known_before)
-            return len(added) == _MOST_AT_ONCE or len(removed) == _MOST_AT_ONCE
+            return _Changes(added, list(removed), set(self._quarantined))
+
+    def _begin_anew(self, epoch: object) -> None:
+        self._epoch = epoch
+        self._told.clear()
+        self._removed.clear()
+        self._untold = dict.fromkeys(self._held)
+
+    def _note_told(self, changes: _Changes) -> None:
+        for key in changes.removed:
+            self._removed.pop(key, None)
+        for key, held in changes.added.items():
+            if self._held.get(key) is held:
+                self._untold.pop(key, None)
+                self._told.add(key)
+            else:
+                self._removed[key] = None
 
     def _hear(self, answer: dict[str, Any], known_before: set[bytes]) -> None:
         self._over = {key for key in map(bytes.fromhex, answer["over"]) if key in self._told}

@@ -19,8 +19,8 @@ from kvstore.remote.channel import Channel
 from kvstore.remote.client_loads import ClientLoads
 from kvstore.remote.patience import patience_s
 from kvstore.remote.places import look_up_mappable
-from kvstore.remote.pooling import ToldPool
 from kvstore.remote.tenancy import Owners, Role, Tenant
+from kvstore.remote.told_pool import ToldPool
 from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
 from kvstore.store import TieredStore

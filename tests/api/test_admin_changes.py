@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,16 @@ def test_what_is_no_exported_file_is_refused_and_nothing_is_left_of_it(rig: Rig)
     assert {file.name for file in rig.folder.iterdir()} <= {
         "audit.jsonl", "blocks", "rules.toml", "store.sock", "tokens.toml",
     }  # fmt: skip
+
+
+def test_a_file_that_cannot_be_written_is_said_to_be(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    keys = rig.keep("acme")
+    monkeypatch.setattr("api.admin.transfer_routes.TemporaryFile", fail)
+    refused(rig.call("acme", "POST", "/admin/export", **by_keys(keys)), 503, "medium_failed")
+    refused(rig.call("operator", "POST", "/admin/import", content=b"one"), 503, "medium_failed")
 
 
 def test_an_import_has_a_bound_of_its_own(tmp_path: Path) -> None:

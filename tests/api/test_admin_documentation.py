@@ -70,6 +70,26 @@ def test_every_example_is_served(rig: Rig) -> None:
     assert told - asked == set()
 
 
+def test_every_prompt_of_an_example_has_a_whole_block() -> None:
+    selections = [
+        json.loads(sent.body)["selection"]
+        for sent in map(plain, EXAMPLES)
+        if sent.body and b"selection" in sent.body
+    ]
+    prompts = [selection["prompt"] for selection in selections if "prompt" in selection]
+    assert prompts
+    assert all(len(prompt.split()) >= 16 for prompt in prompts), "a shorter one may be refused"
+
+
+def test_pins_have_a_budget_before_something_is_pinned() -> None:
+    sent = [(each.method, each.path) for each in map(plain, EXAMPLES)]
+    assert sent.index(("PUT", "/admin/quotas/others")) < sent.index(("POST", "/admin/pins"))
+
+
+def plain(example: str) -> Curl:
+    return curl(example, {"KEY": "0f", "DIGEST": "0f", "JOB": "0f"})
+
+
 def a_job(rig: Rig) -> str:
     """Return the number of a job that has ended: the one before is through by then, too."""
     job = rig.ok("operator", "POST", "/admin/verify", json={"selection": {"filter": {"min_age_s": 1e6}}})

@@ -101,6 +101,19 @@ def test_a_query_that_makes_no_sense_names_its_field(rig: Rig, query: str, param
     refused(rig.call("operator", "GET", f"/admin/blocks?{query}"), 400, None, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("blocks/xyz", "key: must be hexadecimal, whole and in lower case"),
+        ("jobs/none", "id: must be hexadecimal, whole and in lower case"),
+        ("blocks?tenant=0f", "tenant: must be hexadecimal, whole and in lower case or 'unsalted'"),
+    ],
+)
+def test_what_is_no_key_or_digest_is_refused_in_words(rig: Rig, path: str, message: str) -> None:
+    answer = rig.call("operator", "GET", f"/admin/{path}")
+    assert answer.json()["error"]["message"] == message
+
+
 def test_one_block_tells_all_about_it(rig: Rig) -> None:
     first, second, _ = rig.keep("acme")
     block = rig.ok("acme", "GET", f"/admin/blocks/{second}")

@@ -94,6 +94,15 @@ def test_warming_a_prompt_computes_what_no_tier_has(rig: Rig) -> None:
     assert complete(rig, "operator") == 48
 
 
+def test_warming_a_prompt_brings_back_what_the_engines_own_pool_alone_has(rig: Rig) -> None:
+    complete(rig, "operator")
+    rig.done("operator", "POST", "/admin/evict", json=SELECTED)
+    assert rig.ok("operator", "POST", "/admin/warm", json={**SELECTED, "dry_run": True})["computed"] == 3
+    assert rig.done("operator", "POST", "/admin/warm", json=SELECTED)["computed"] == 3
+    tiers = [block["tiers"] for block in rig.ok("operator", "POST", "/admin/resolve", json=SELECTED)["data"]]
+    assert tiers == [["device", "host", "disk"]] * 3
+
+
 def test_a_prompt_goes_through_a_file_and_is_not_computed_again(rig: Rig) -> None:
     complete(rig, "operator")
     file = rig.call("operator", "POST", "/admin/export", json=SELECTED).content

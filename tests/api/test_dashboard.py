@@ -23,6 +23,7 @@ from tests.api.live import live
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
+OVER_TIME = ("ttft", "tokens", "bytes")
 PROMPT = "the cat sat on the mat and the dog sat on the cat. " * 4
 
 
@@ -168,6 +169,27 @@ def test_arrow_keys_go_through_a_chart(page: Any, served: Served) -> None:
     page.keyboard.press("Home")
     assert page.inner_text("#announce") != told
     assert "Hit ratio. hit ratio: now " in page.get_attribute("[data-chart=hits]", "aria-label")
+
+
+def test_what_is_stacked_begins_at_nothing_and_lines_far_apart_are_told_apart(
+    page: Any, served: Served
+) -> None:
+    def series(name: str, *values: float) -> dict[str, Any]:
+        return {"name": name, "label": "disk", "unit": "", "values": values}
+
+    told = [series(name, 1.0, 1e9, 3e9) for name in ("prompt_tokens", "loaded_bytes")]
+    told.append(series("ttft_p50", 0.0002, 1.0, 300.0))
+    history = {"span": "hour", "interval_s": 5, "at": [5.0, 10.0, 15.0], "series": told}
+    page.route("**/admin/history**", lambda route: route.fulfill(json=history))
+    shown(page, served.url)
+    ticks = {panel: page.locator(f"#{panel} .chart .tick").all_text_contents() for panel in OVER_TIME}
+    assert ticks["tokens"] == ["0", "200M", "400M", "600M"]
+    assert ticks["bytes"] == ["0 B/s", "200 MiB/s", "400 MiB/s", "600 MiB/s"]
+    assert ticks["ttft"] == ["100 \u00b5s", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s", "17 min"]
+    edges = page.locator(".chart text").evaluate_all(
+        "all => all.map(one => [one.getBBox().x, one.textContent])"
+    )
+    assert min(edges)[0] >= 0, min(edges)
 
 
 def luminance(colour: str) -> float:

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from api.cli import build_cli
-from api.explain.text import account_text, explanation_text
+from api.explanation_text import account_text, explanation_text
 from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.assemble import Serving, assemble

@@ -101,7 +101,7 @@ def test_tenants_do_not_see_each_other_and_roles_bound_what_may_be_done(site: Si
     with pytest.raises(AccessError, match="role admin"):
         one.clear()
     assert admin.clear() == 2
-    with pytest.raises(AccessError, match="send the server's token"):
+    with pytest.raises(AccessError, match="the token is missing or wrong: ask the server's operator"):
         site.connect("c")
 
 

@@ -151,3 +151,10 @@ def test_the_command_says_where_it_is_and_ends_on_a_signal(tmp_path: Path) -> No
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(("access", "mode"), [("owner", 0o600), ("group", 0o660)])
+def test_the_socket_is_its_owners_or_its_groups(tmp_path: Path, access: str, mode: int) -> None:
+    sidecar = open_sidecar(sidecar_config(settings_in(tmp_path, socket_access=access)))
+    assert (tmp_path / "store.sock").stat().st_mode & 0o777 == mode
+    sidecar.close()

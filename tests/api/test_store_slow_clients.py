@@ -136,7 +136,7 @@ def test_a_block_for_which_no_thread_is_left_gives_its_memory_back(
 
     loading = threading.Thread(target=load)
     loading.start()
-    eventually(lambda: asked)
+    eventually(lambda: bool(asked))
     with monkeypatch.context() as full:
         full.setattr(town.server.context.threads, "_most_open", 0)
         may_read.set()

@@ -252,7 +252,7 @@ def test_a_file_of_no_blocks_is_refused(rig: Rig) -> None:
     file = io.BytesIO(b"before")
     for wanted, why in (
         (BlockFilter(keys=(rig.key(1),)), "selection: names no block that can be exported: 1 not there"),
-        (ALL, "selection: names no block that can be exported: nothing is meant by it"),
+        (ALL, "selection: names no block that can be exported: no block is selected"),
     ):
         with pytest.raises(RequestError, match=why):
             rig.open().admin.export(wanted, file)

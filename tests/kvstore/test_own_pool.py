@@ -96,3 +96,20 @@ def test_a_block_that_was_dropped_and_computed_again_is_not_over() -> None:
     pool.exchange()
     assert pool.ended(KEYS) == []
     pool.stop()
+
+
+def test_servers_that_take_turns_are_not_told_for_ever() -> None:
+    servers, num_told = [Server(), Server()], 0
+    servers[1].epoch = 100
+
+    def exchange(said: dict[str, Any]) -> Any:
+        nonlocal num_told
+        num_told += 1
+        return servers[num_told % 2].exchange(said)
+
+    pool = OwnPool(exchange)
+    pool.add(KEYS[0], b"", b"")
+    pool.stop()  # what it does by itself
+    for _ in range(3):
+        pool.exchange()
+    assert num_told == 6

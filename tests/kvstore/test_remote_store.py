@@ -23,7 +23,7 @@ from kvstore.remote.client import RemoteStore
 from kvstore.remote.link import Link
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.socket_transport import SocketTransport
-from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
+from kvstore.remote.tenancy import Authenticate, Owners, Tenant, open_to_all
 from kvstore.shared_memory import map_shared_slab
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
@@ -459,3 +459,11 @@ def test_one_tenant_leaves_places_to_the_others(site: Site, monkeypatch: pytest.
     with pytest.raises(ConfigError, match="connected already"):
         site.connect("token-a")
     assert site.connect("token-b").is_connected
+
+
+def test_owners_forget_namespaces_that_nobody_has_described_for_long() -> None:
+    owners, tenant = Owners(most=2), Tenant("a")
+    spaces = [NAMESPACE.with_salt(str(number), "a") for number in range(3)]
+    for space in (*spaces[:2], spaces[0], spaces[2]):
+        owners.note(tenant, space)
+    assert [owners.of(space.digest) for space in spaces] == [b"a", b"", b"a"]

@@ -23,7 +23,9 @@ def test_what_is_stored_is_loaded_from_memory(rig: Rig) -> None:
     assert rig.get(store, 1)
     assert rig.get(store, 2)
     assert not rig.get(store, 3)
-    assert (rig.counts(store, "host")["loads"], rig.counts(store, "host")["loaded_bytes"]) == (2, 8192)
+    counts = rig.counts(store, "host")
+    assert (counts["stores"], counts["stored_bytes"]) == (2, 8192)
+    assert (counts["loads"], counts["loaded_bytes"]) == (2, 8192)
 
 
 def test_a_block_reaches_the_lower_tier_behind_and_is_loaded_from_there_after_a_restart(rig: Rig) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from api.commands.admin.sheets import Sheet
-from api.commands.parameters import replacing
+from api.commands.parameters import given, replacing
 
 if TYPE_CHECKING:  # it takes long to import
     from api.client.server import Server
@@ -43,13 +43,11 @@ class Asking:
 
     def get(self, path: str, wants: str = "data", **query: Any) -> dict[str, Any]:
         """Return what the server answers; of ``query`` what is not ``None`` is sent."""
-        asked = {name: value for name, value in query.items() if value is not None}
-        return self.server.ask("GET", f"/admin/{path}", wants=wants, query=asked)
+        return self.server.ask("GET", f"/admin/{path}", wants=wants, query=given(query))
 
     def listed(self, path: str, limit: int, **query: Any) -> dict[str, Any]:
         """Return a list's first ``limit`` entries (0: all)."""
-        asked = {name: value for name, value in query.items() if value is not None}
-        return self.server.listed(f"/admin/{path}", limit, asked)
+        return self.server.listed(f"/admin/{path}", limit, given(query))
 
     def send(
         self, method: str, path: str, wants: str, body: Mapping[str, Any] | None = None
@@ -74,6 +72,13 @@ def asks_server(command: Callable[..., Any]) -> Callable[..., Any]:
         "as_json": (Annotated[bool, _JSON], False),
     }
     return replacing("asking", flags, _asking)(command)
+
+
+def in_path(part: str) -> str:
+    """Return what a user has named as one part of a path."""
+    from urllib.parse import quote
+
+    return quote(part, safe="")
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from api.commands.admin.asking import Asking, asks_server, confirm, print_sheet
+from api.commands.admin.asking import Asking, asks_server, confirm, in_path, print_sheet
 from api.commands.admin.choosing import duration, takes_selection
 from api.commands.admin.doing import DRY, NO_WAIT, YES, ask_about, asks_first, begin, do, planned_sheets
 from api.commands.admin.keeping_sheets import changed_sheets, pinned_sheets
 from api.commands.admin.stored_sheets import tiers_sheets
+from api.commands.parameters import given
 from kvstore.errors import ConfigError
 
 _TIERS = Annotated[
@@ -43,7 +44,7 @@ def pin(
     if (for_ is None) == (until is None):
         raise ConfigError("for", "say how long with --for, or with --until")
     body = {"selection": selection, "for_s": duration("for", for_), "until_s": _epoch_s(until), "tiers": tier}
-    asking.show(asking.send("POST", "pins", "absent", _given(body)), pinned_sheets)
+    asking.show(asking.send("POST", "pins", "absent", given(body)), pinned_sheets)
 
 
 @asks_server
@@ -55,7 +56,7 @@ def unpin(asking: Asking, selection: dict[str, Any], tier: _TIERS = None) -> Non
 
         prefixd admin unpin --file system-prompt.txt
     """
-    body = _given({"selection": selection, "tiers": tier})
+    body = given({"selection": selection, "tiers": tier})
     asking.show(asking.send("POST", "unpin", "blocks", body), changed_sheets)
 
 
@@ -80,10 +81,10 @@ def ttl(
         prefixd admin ttl --tenant @acme --hard-ttl 90d
     """
     lives = {"ttl_s": duration("ttl", ttl), "hard_ttl_s": duration("hard_ttl", hard_ttl)}
-    if not _given(lives):
+    if not given(lives):
         raise ConfigError("ttl", "give --ttl, --hard-ttl, or both")
     asking.show(
-        asking.send("POST", "ttl", "blocks", {"selection": selection, **_given(lives)}), changed_sheets
+        asking.send("POST", "ttl", "blocks", {"selection": selection, **given(lives)}), changed_sheets
     )
 
 
@@ -101,7 +102,7 @@ def evict(asking: Asking, selection: dict[str, Any], how: dict[str, bool], tier:
 
         prefixd admin evict --file leaked-prompt.txt --salt tenant-7
     """
-    do(asking, "evict", _given({"selection": selection, "tiers": tier}), **how)
+    do(asking, "evict", given({"selection": selection, "tiers": tier}), **how)
 
 
 @asks_server
@@ -122,7 +123,7 @@ def move(
 
         prefixd admin move --idle-for 1h --from host --to disk --dry-run
     """
-    do(asking, "move", _given({"selection": selection, "source": source, "target": to}), **how)
+    do(asking, "move", given({"selection": selection, "source": source, "target": to}), **how)
 
 
 @asks_server
@@ -147,7 +148,7 @@ def warm(
     do(
         asking,
         "warm",
-        _given({"selection": selection, "target": to}),
+        given({"selection": selection, "target": to}),
         dry_run=dry_run,
         yes=True,
         no_wait=no_wait,
@@ -183,9 +184,7 @@ def drop(
 
         prefixd admin drop 0f1e2d3c4b5a69788796a5b4c3d2e1f0
     """
-    from urllib.parse import quote
-
-    path = f"namespaces/{quote(digest, safe='')}"
+    path = f"namespaces/{in_path(digest)}"
     if how["dry_run"] or not how["yes"]:
         query = {"dry_run": "true"}
         planned = asking.server.ask("DELETE", f"/admin/{path}", wants="num_selected", query=query)
@@ -213,11 +212,7 @@ def clear(
         for sheet in tiers_sheets(asking.get("tiers"), time.time()):
             print_sheet(sheet, err=True)
         confirm(f"Clear {tier or 'all of them'}?", yes=yes)
-    begin(asking, "POST", "clear", _given({"tier": tier}), no_wait=no_wait)
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+    begin(asking, "POST", "clear", given({"tier": tier}), no_wait=no_wait)
 
 
 def _epoch_s(text: str | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.commands.parameters import replacing
+from api.commands.parameters import given, replacing
 from api.commands.texts import text_in, text_of
 from api.quantities import parse_duration
 from kvstore.errors import ConfigError
@@ -96,7 +96,7 @@ def filter_fields(
     }
     fields = {**same, "tenant": tenant_named(tenant), "tier": in_tier}
     fields |= {name: duration(flag, text) for name, (flag, text) in ages.items()}
-    return {name: value for name, value in fields.items() if value is not None}
+    return given(fields)
 
 
 def selection_of(
@@ -129,8 +129,7 @@ def selection_of(
         named: dict[str, Any] = {"messages": _messages_in(messages) if messages else [_message(text)]}
     else:
         named = {"prompt": text}
-    asked = {"model": model, "cache_salt": salt}
-    return named | {name: value for name, value in asked.items() if value is not None}
+    return named | given({"model": model, "cache_salt": salt})
 
 
 def tenant_named(tenant: str | None) -> str | None:

@@ -1,8 +1,8 @@
-"""Pins, quotas, settings and the log, as tables for people."""
+"""Pins, quotas and what drains, as tables for people."""
 
 from __future__ import annotations
 
-from api.commands.admin.sheets import Answer, Sheet, ago, facts, listing, share, sheet, short, size, until
+from api.commands.admin.sheets import Answer, Sheet, facts, listing, share, sheet, short, size, until
 
 
 def pins_sheets(answer: Answer, now_s: float) -> list[Sheet]:
@@ -53,32 +53,6 @@ def budget_sheets(budget: Answer, _: float) -> list[Sheet]:
 def draining_sheets(answer: Answer, _: float) -> list[Sheet]:
     """Return the tiers that take no blocks."""
     return [facts([("draining", ", ".join(answer["draining"]) or "none")])]
-
-
-def config_sheets(answer: Answer, _: float) -> list[Sheet]:
-    """Return all settings."""
-    rows = ((one["name"], _value(one), " " if one["is_default"] else "set") for one in answer["data"])
-    return [sheet("setting|value|", rows)]
-
-
-def log_sheets(answer: Answer, now_s: float) -> list[Sheet]:
-    """Return what was done by whom."""
-    rows = (
-        (
-            f"{ago(entry['at'], now_s)} ago", entry["who"], short(entry["tenant"]), entry["action"],
-            ", ".join(f"{name} {value}" for name, value in entry["on"].items()), entry["outcome"],
-            entry["job"],
-        )
-        for entry in answer["data"]
-    )  # fmt: skip
-    return listing(answer, "when|who|tenant|action|on|outcome|job", rows, "administrative actions")
-
-
-def _value(setting: Answer) -> object:
-    value = setting["value"]
-    if isinstance(value, int) and setting["name"].endswith("_bytes"):
-        return size(value)
-    return "none" if value in (None, {}) else value
 
 
 def _quota_rows(quotas: list[Answer]) -> list[tuple[object, ...]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from api.commands.admin.asking import Asking, asks_server
+from api.commands.admin.asking import Asking, asks_server, in_path
 from api.commands.admin.choosing import takes_filter, takes_selection
 from api.commands.admin.keeping_sheets import pins_sheets, quotas_sheets
 from api.commands.admin.stored_sheets import (
@@ -72,7 +72,7 @@ def block(asking: Asking, key: Annotated[str, typer.Argument(help="Its key.")]) 
 
         prefixd admin block 6b7d2c1e0f9a4b5c8d3e2f1a0b9c8d7e
     """
-    asking.show(asking.get(f"blocks/{_path(key)}", "key"), block_sheets)
+    asking.show(asking.get(f"blocks/{in_path(key)}", "key"), block_sheets)
 
 
 @asks_server
@@ -131,9 +131,3 @@ def quotas(asking: Asking) -> None:
         prefixd admin quotas
     """
     asking.show(asking.get("quotas"), quotas_sheets)
-
-
-def _path(part: str) -> str:
-    from urllib.parse import quote
-
-    return quote(part, safe="")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
-from api.commands.admin.asking import Asking, asks_server
+from api.commands.admin.asking import Asking, asks_server, in_path
 from api.commands.admin.doing import finish
 from api.commands.admin.job_sheets import job_sheets, jobs_sheets
-from api.commands.admin.keeping_sheets import config_sheets, log_sheets
 from api.commands.admin.looking import LIMIT
+from api.commands.admin.operating_sheets import config_sheets, log_sheets
 
 _ID = Annotated[str, typer.Argument(help="The job's id, as it was printed.")]
 
@@ -39,7 +38,7 @@ def job(
 
         prefixd admin job 5ad1f00d5ad1f00d --wait
     """
-    found = asking.get(f"jobs/{quote(id, safe='')}", "state")
+    found = asking.get(f"jobs/{in_path(id)}", "state")
     if wait:
         finish(asking, found, no_wait=False)
     else:
@@ -54,7 +53,7 @@ def cancel(asking: Asking, id: _ID) -> None:  # noqa: A002  as it is told
 
         prefixd admin cancel 5ad1f00d5ad1f00d
     """
-    asking.show(asking.send("DELETE", f"jobs/{quote(id, safe='')}", "state"), job_sheets)
+    asking.show(asking.send("DELETE", f"jobs/{in_path(id)}", "state"), job_sheets)
 
 
 @asks_server

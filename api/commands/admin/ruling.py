@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote as quoted
 
 import typer
 
-from api.commands.admin.asking import Asking, asks_server
+from api.commands.admin.asking import Asking, asks_server, in_path
 from api.commands.admin.choosing import tenant_named
 from api.commands.admin.decision_sheets import mode_sheets
 from api.commands.admin.doing import NO_WAIT, begin
@@ -35,9 +34,7 @@ def budget(
         prefixd admin budget 0f1e2d3c4b5a69788796a5b4c3d2e1f0 disk=10GiB host=none
     """
     body = {"tiers": _bounds(bounds)}
-    asking.show(
-        asking.send("PUT", f"namespaces/{quoted(digest, safe='')}/budget", "tiers", body), budget_sheets
-    )
+    asking.show(asking.send("PUT", f"namespaces/{in_path(digest)}/budget", "tiers", body), budget_sheets)
 
 
 @asks_server
@@ -58,7 +55,7 @@ def quota(
         prefixd admin quota others disk=none
     """
     body = {"tiers": _bounds(bounds or [])} | ({} if pin is None else {"pin_bytes": _bytes("pin", pin)})
-    path = f"quotas/{quoted(tenant_named(tenant) or '', safe='')}"
+    path = f"quotas/{in_path(tenant_named(tenant) or '')}"
     asking.show(asking.send("PUT", path, "tiers", body), quota_sheets)
 
 
@@ -76,7 +73,7 @@ def drain(
         prefixd admin drain disk --to redis
     """
     body = {} if to is None else {"target": to}
-    begin(asking, "POST", f"tiers/{quoted(tier, safe='')}/drain", body, no_wait=no_wait)
+    begin(asking, "POST", f"tiers/{in_path(tier)}/drain", body, no_wait=no_wait)
 
 
 @asks_server
@@ -87,7 +84,7 @@ def undrain(asking: Asking, tier: _TIER) -> None:
 
         prefixd admin undrain disk
     """
-    asking.show(asking.send("DELETE", f"tiers/{quoted(tier, safe='')}/drain", "draining"), draining_sheets)
+    asking.show(asking.send("DELETE", f"tiers/{in_path(tier)}/drain", "draining"), draining_sheets)
 
 
 @asks_server

@@ -44,7 +44,7 @@ def blocks_sheets(answer: Answer, now_s: float) -> list[Sheet]:
         (
             block["key"], short(block["namespace"]), short(block["tenant"]), block["first_token"],
             size(block["bytes"]), ", ".join(block["tiers"]), ago(block["created_at"], now_s),
-            ago(block["used_at"], now_s), _first_end(block, now_s), block["num_hits"], _marks(block),
+            ago(block["last_used_at"], now_s), _first_end(block, now_s), block["num_hits"], _marks(block),
         )
         for block in answer["data"]
     )  # fmt: skip
@@ -68,7 +68,7 @@ def block_sheets(block: Answer, now_s: float) -> list[Sheet]:
         ("in", ", ".join(stored)),
         ("unreadable in", ", ".join(block["unreadable"])),
         ("stored", f"{ago(block['created_at'], now_s)} ago"),
-        ("used", f"{ago(block['used_at'], now_s)} ago"),
+        ("used", f"{ago(block['last_used_at'], now_s)} ago"),
         ("ends in", ", ".join(ends)),
         ("hard end in", until(block["hard_ends_at"], now_s)),
         ("pinned for", ", ".join(pins)),

@@ -102,9 +102,9 @@ class Server:
         error = answer.get("error") if isinstance(answer, dict) else None
         message = error.get("message") if isinstance(error, dict) else None
         if response.status_code == httpx.codes.UNAUTHORIZED:
-            raise ServerFailedError(
-                f"the server at {self._shown_url} asks for its token: set PREFIXD_TOKEN, or give --token-file"
-            )
+            wish = "does not know the token that it was sent" if self.token else "asks for its token"
+            advice = "set PREFIXD_TOKEN, or give --token-file"
+            raise ServerFailedError(f"the server at {self._shown_url} {wish}: {advice}")
         if response.is_error and message:
             refusal = " ".join(str(message).split())
             raise ServerFailedError(f"the server at {self._shown_url} refuses: {refusal}")

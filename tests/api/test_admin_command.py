@@ -91,9 +91,7 @@ def test_what_removes_is_asked_about_where_nobody_says_yes(server: Commanded) ->
         asked = server.run(*command)
         assert asked.exit_code == 2, asked.output
         assert asked.stdout == ""
-        assert asked.stderr.endswith(
-            "prefixd: nothing was done; give --yes to have it done without being asked\n"
-        )
+        assert asked.stderr.endswith("? Nothing was done; give --yes to have it done without being asked\n")
         assert "host" in asked.stderr
     assert server.tiers_of(keys) == [["host", "disk"]] * 4
 
@@ -136,7 +134,7 @@ def test_ends_are_set(server: Commanded) -> None:
     keys = server.keep(OLD)
     assert server.shown("ttl", "--all", "--ttl", "2h").strip() == "changed  4 blocks"
     assert "120 min" in server.shown("block", keys[0])
-    assert "not there  1 blocks" in server.shown("ttl", keys[0], "ab" * 16, "--hard-ttl", "1d")
+    assert "not there  1 block" in server.shown("ttl", keys[0], "ab" * 16, "--hard-ttl", "1d")
 
 
 def test_a_prefix_is_pinned_within_a_budget_and_unpinned(server: Commanded) -> None:

@@ -111,7 +111,7 @@ def test_a_token_comes_from_a_file_or_the_environment(server: Commanded, tmp_pat
     empty.write_text("\n")
     by_file = {"PREFIXD_TOKEN": "wrong", "PREFIXD_URL": server.url}
     assert admin("tiers", "--token-file", str(right), **by_file).exit_code == 0
-    line = "asks for its token: set PREFIXD_TOKEN, or give --token-file"
+    line = "does not know the token that it was sent: set PREFIXD_TOKEN, or give --token-file"
     assert one_line(admin("tiers", **by_file), 1) == f"the server at {server.url} {line}"
     assert "holds no token" in one_line(admin("tiers", "--token-file", str(empty)), 2)
     assert "cannot read" in one_line(admin("tiers", "--token-file", str(tmp_path / "none")), 2)

@@ -72,7 +72,7 @@ def test_every_example_is_served(rig: Rig) -> None:
 
 def test_every_prompt_of_an_example_has_a_whole_block() -> None:
     selections = [
-        json.loads(sent.body)["selection"]
+        json.loads(sent.body or b"")["selection"]
         for sent in map(plain, EXAMPLES)
         if sent.body and b"selection" in sent.body
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from api.commands.admin.decision_sheets import audit_sheets, shadows_sheets
 from api.commands.admin.history_sheets import bars, history_sheets
 from api.commands.admin.job_sheets import job_sheets, result_sheets
+from api.commands.admin.keeping_sheets import quota_sheets
+from api.commands.admin.operating_sheets import log_sheets
 from api.commands.admin.sheets import ago, amounts, plain, share, took, until
 from api.quantities import format_duration
 
@@ -15,14 +17,34 @@ OUTCOME = {
 }  # fmt: skip
 
 
+def test_the_engines_own_pool_has_blocks_without_bytes() -> None:
+    held = {"device": {"blocks": 5, "bytes": 0}, "disk": {"blocks": 1, "bytes": 1024}}
+    assert amounts(held) == "device 5 blocks; disk 1 block, 1 KiB"
+
+
+def test_what_an_action_was_on_is_told_as_it_would_be_typed() -> None:
+    entry = {
+        "at": 1.0, "who": "operator", "tenant": None, "action": "PUT /admin/quotas/{tenant}",
+        "outcome": "done", "job": None,
+        "on": {"tiers": {"disk": 1024, "host": None}, "filter": {}, "keys": ["0f", "ab"]},
+    }  # fmt: skip
+    (told,) = log_sheets({"data": [entry], "total": 1}, 2.0)
+    assert told.rows[0][4] == "tiers disk=1024 host=none, filter all, keys 0f, ab"
+
+
+def test_a_tenant_is_told_whole_where_it_is_told_at_all_to_be_used_again() -> None:
+    quota = {"tenant": "ab" * 16, "tiers": {}, "pinned_bytes": 0, "pin_bytes": 1024}
+    assert quota_sheets(quota, 0.0)[0].rows[0][0] == "ab" * 16
+
+
 def test_a_dry_run_and_what_came_of_it_differ_in_tense() -> None:
     (would,) = result_sheets(OUTCOME, would=True)
     assert list(would.rows) == [
         ["selected", "5 blocks"],
         ["would leave", "disk 2 blocks, 2 KiB"],
-        ["would be evicted, to make room", "host 1 blocks, 1 KiB"],
+        ["would be evicted, to make room", "host 1 block, 1 KiB"],
         ["would be computed", "3 blocks"],
-        ["would stay, in use", "1 blocks, 1 KiB"],
+        ["would stay, in use", "1 block, 1 KiB"],
     ]
     (did,) = result_sheets(OUTCOME)
     assert [row[0] for row in did.rows][1:] == ["left", "evicted, to make room", "computed", "stayed, in use"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.namespace import Namespace
 from tests.api.admin_command import NEW, OLD, TOKEN, Commanded, commanded
 from tests.api.dashboard import column, log_in, shown, states
 
@@ -58,14 +59,30 @@ def test_a_tenant_sees_its_own_and_is_told_what_it_may_not_see(page: Any, store:
 
 
 def test_an_empty_store_without_a_model_says_so(page: Any, store: Commanded) -> None:
+    refused: list[str] = []
+    page.on("response", lambda answer: refused.append(answer.url) if answer.status == 400 else None)
     shown(page, store.url)
     log_in(page, TOKEN)
     page.wait_for_selector("#audit:not([data-state=loading])")
     found = states(page)
+    assert refused == [], "it is not asked what only a server with a model could tell"
     assert {found[panel] for panel in ("plans", "shadows", "audit")} == {"no-model"}
     assert {found[panel] for panel in ("prefixes", "namespaces", "hits", "bytes")} == {"empty"}
     assert found["tiers"] == "ready"
     assert "a store alone" in page.inner_text("#facts")
+
+
+@pytest.mark.parametrize(("largest", "other"), [(OLD, NEW), (NEW, OLD)])
+def test_the_largest_model_stands_first_and_prefixes_tell_its_name(
+    page: Any, store: Commanded, largest: Namespace, other: Namespace
+) -> None:
+    store.keep(largest)
+    store.keep(other, num_blocks=1)
+    shown(page, store.url)
+    log_in(page, TOKEN)
+    page.wait_for_selector("#prefixes[data-state=ready]")
+    assert [name.split()[0] for name in column(page, "namespaces", 1)] == [largest.label, other.label]
+    assert column(page, "prefixes", 2) == [largest.label, other.label]
 
 
 def test_what_is_not_as_it_should_be_is_told_with_its_reason(page: Any, store: Commanded) -> None:

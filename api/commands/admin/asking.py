@@ -86,7 +86,9 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        typer.echo("prefixd: nothing was done; give --yes to have it done without being asked", err=True)
+        typer.echo(
+            f"prefixd: {question} Nothing was done; give --yes to have it done without being asked", err=True
+        )
         raise typer.Exit(USAGE_ERROR)
     if not typer.confirm(question, err=True):
         typer.echo("prefixd: nothing was done", err=True)

@@ -202,7 +202,7 @@ def clear(
     yes: YES = False,
     no_wait: NO_WAIT = False,
 ) -> None:
-    """Remove everything that is not in use, of all tenants; shows first what is there, and asks.
+    """Remove all that is not in use, pinned or not, of all tenants; shows what is there, and asks.
 
     For example:
 
@@ -211,7 +211,7 @@ def clear(
     if not yes:
         for sheet in tiers_sheets(asking.get("tiers"), time.time()):
             print_sheet(sheet, err=True)
-        confirm(f"Clear {tier or 'all of them'}?", yes=yes)
+        confirm(f"Clear {tier or 'all of them'}, pinned blocks as well?", yes=yes)
     begin(asking, "POST", "clear", given({"tier": tier}), no_wait=no_wait)
 
 

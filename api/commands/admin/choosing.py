@@ -24,7 +24,9 @@ def _option(panel: str, help_text: str, *names: str, **facts: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=panel, **facts)
 
 
-_TENANT = _option(_BLOCKS, "Of this tenant: its digest, unsalted, or @NAME of the tokens.", metavar="TENANT")
+_TENANT = _option(
+    _BLOCKS, "Of this tenant: its digest, unsalted, or @NAME for a token's tenant.", metavar="TENANT"
+)
 _MODEL = _option(
     _BLOCKS, "Of this model: its label, or how the digest of its weights begins.", metavar="MODEL"
 )

@@ -8,7 +8,9 @@ from api.commands.admin.sheets import (
     Answer,
     Sheet,
     ago,
+    amount,
     amounts,
+    blocks,
     facts,
     line,
     listing,
@@ -66,16 +68,16 @@ def _outcome(outcome: Answer, *, would: bool) -> list[Sheet]:
         }
     done = [(tense, amounts(outcome[kind])) for kind, tense in tenses.items() if outcome[kind]]
     if outcome["computed"]:
-        done.append(("would be computed" if would else "computed", f"{outcome['computed']} blocks"))
+        done.append(("would be computed" if would else "computed", blocks(outcome["computed"])))
     stayed = "would stay" if would else "stayed"
     for why, held in outcome["reasons"].items():
-        done.append((f"{stayed}, {why}", f"{held['blocks']} blocks, {size(held['bytes'])}"))
-    return [facts([("selected", f"{outcome['num_selected']} blocks"), *done])]
+        done.append((f"{stayed}, {why}", amount(held)))
+    return [facts([("selected", blocks(outcome["num_selected"])), *done])]
 
 
 def _verification(found: Answer) -> list[Sheet]:
     pairs = [
-        ("selected", f"{found['num_selected']} blocks"),
+        ("selected", blocks(found["num_selected"])),
         ("verified", f"{found['verified']} copies, {size(found['bytes'])}"),
         ("without a checksum", f"{found['unsure']} copies"),
         ("not read", f"{found['unread']} copies"),
@@ -87,11 +89,11 @@ def _verification(found: Answer) -> list[Sheet]:
 
 def _imported(found: Answer) -> list[Sheet]:
     pairs = [
-        ("in the file", f"{found['num_selected']} blocks"),
-        ("stored", f"{found['stored']} blocks"),
-        ("there before", f"{found['there']} blocks"),
+        ("in the file", blocks(found["num_selected"])),
+        ("stored", blocks(found["stored"])),
+        ("there before", blocks(found["there"])),
         ("namespaces", ", ".join(short(digest) for digest in found["namespaces"])),
-        ("not taken", f"{len(found['stays'])} blocks"),
+        ("not taken", blocks(len(found["stays"]))),
     ]
     return [facts(pairs), *_stays(found["stays"])]
 

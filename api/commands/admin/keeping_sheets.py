@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.commands.admin.sheets import Answer, Sheet, facts, listing, share, sheet, short, size, until
+from api.commands.admin.sheets import Answer, Sheet, blocks, facts, listing, share, sheet, short, size, until
 
 
 def pins_sheets(answer: Answer, now_s: float) -> list[Sheet]:
@@ -16,21 +16,21 @@ def pins_sheets(answer: Answer, now_s: float) -> list[Sheet]:
 
 def pinned_sheets(pinned: Answer, now_s: float) -> list[Sheet]:
     """Return what was pinned."""
-    held = ", ".join(f"{tier} {num} blocks" for tier, num in pinned["blocks"].items())
+    held = ", ".join(f"{tier} {blocks(num)}" for tier, num in pinned["blocks"].items())
     pairs = [
         ("pinned", held or "nothing"),
         ("for", until(pinned["until"], now_s)),
         ("charged", f"{size(pinned['charged_bytes'])} to {short(pinned['tenant'])}"),
-        ("not there", f"{len(pinned['absent'])} blocks"),
+        ("not there", blocks(len(pinned["absent"]))),
     ]
     return [facts(pairs)]
 
 
 def changed_sheets(changed: Answer, _: float) -> list[Sheet]:
     """Return how many blocks were changed, and how many were not there."""
-    pairs = [("changed", f"{changed['blocks']} blocks")]
+    pairs = [("changed", blocks(changed["blocks"]))]
     if changed.get("absent"):
-        pairs.append(("not there", f"{len(changed['absent'])} blocks"))
+        pairs.append(("not there", blocks(len(changed["absent"]))))
     return [facts(pairs)]
 
 
@@ -58,7 +58,7 @@ def draining_sheets(answer: Answer, _: float) -> list[Sheet]:
 def _quota_rows(quotas: list[Answer]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for quota in quotas:
-        tenant = short(quota["tenant"])
+        tenant = quota["tenant"]
         for tier, use in quota["tiers"].items():
             has, may = use["used_bytes"], use["quota_bytes"]
             rows.append((tenant, tier, size(has), size(may), share(has, may), use["blocks"]))

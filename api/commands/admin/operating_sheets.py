@@ -16,12 +16,18 @@ def log_sheets(answer: Answer, now_s: float) -> list[Sheet]:
     rows = (
         (
             f"{ago(entry['at'], now_s)} ago", entry["who"], short(entry["tenant"]), entry["action"],
-            ", ".join(f"{name} {value}" for name, value in entry["on"].items()), entry["outcome"],
+            ", ".join(f"{name} {_what(value)}" for name, value in entry["on"].items()), entry["outcome"],
             entry["job"],
         )
         for entry in answer["data"]
     )  # fmt: skip
     return listing(answer, "when|who|tenant|action|on|outcome|job", rows, "administrative actions")
+
+
+def _what(value: object) -> object:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_what(one)}" for name, one in value.items()) or "all"
+    return ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else value
 
 
 def _value(setting: Answer) -> object:

@@ -41,7 +41,7 @@ def budget(
 def quota(
     asking: Asking,
     tenant: Annotated[
-        str, typer.Argument(help="Its digest, unsalted, others, or @NAME as in the file of tokens.")
+        str, typer.Argument(help="Its digest, unsalted, others, or @NAME for a token's tenant.")
     ],
     bounds: Annotated[list[str] | None, _BOUNDS] = None,
     pin: Annotated[str | None, typer.Option(help="What it may pin in all tiers.", metavar="SIZE")] = None,

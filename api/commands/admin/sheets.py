@@ -93,7 +93,14 @@ def counts(numbers: Mapping[str, Any]) -> str:
 
 def amounts(held: Mapping[str, Answer]) -> str:
     """Return ``disk 64 blocks, 64 MiB; host ...``."""
-    told = [
-        f"{name} {one['blocks']} blocks, {size(one['bytes'])}" for name, one in held.items() if one["blocks"]
-    ]
-    return "; ".join(told) or "nothing"
+    return "; ".join(f"{name} {amount(one)}" for name, one in held.items() if one["blocks"]) or "nothing"
+
+
+def amount(held: Answer) -> str:
+    """Return ``64 blocks, 64 MiB``; of the engine's own pool, which tells no bytes, the blocks alone."""
+    return f"{blocks(held['blocks'])}, {size(held['bytes'])}" if held["bytes"] else blocks(held["blocks"])
+
+
+def blocks(number: int) -> str:
+    """Return ``1 block`` or ``64 blocks``."""
+    return f"{number} block" if number == 1 else f"{number} blocks"

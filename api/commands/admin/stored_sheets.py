@@ -112,7 +112,7 @@ def namespaces_sheets(answer: Answer, now_s: float) -> list[Sheet]:
     """Return a list of namespaces."""
     rows = (
         (
-            space["digest"], space["label"] or "unknown", short(space["tenant"]), amounts(space["tiers"]),
+            space["digest"], space["label"] or "unknown", space["tenant"], amounts(space["tiers"]),
             _sizes(space["budget"].items()), space["num_hits"], ago(space["last_used_at"], now_s),
             ago(space["last_hit_at"], now_s),
         )

@@ -46,7 +46,9 @@ class PoolStore:
             return [False] * len(keys)
         ours = self._scoped(keys)
         self._inquire(ours)
-        is_here = [tier is not None for tier in self._store.peek(ours)]
+        hit = self._store.lookup(ours, ttl_s=self._settings.ttl_s)
+        is_here = [tier is not None for tier in hit.tiers]
+        hit.release()
         num_found = is_here.index(False) if False in is_here else len(is_here)
         self._counts.count("pages_looked_up", len(keys))
         self._counts.count("pages_found", num_found)

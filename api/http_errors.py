@@ -15,6 +15,7 @@ from api.allowed_methods import allowed_methods
 from kvstore.errors import (
     AbsentError,
     AccessError,
+    BackendError,
     ConfigError,
     ConflictError,
     EngineClosedError,
@@ -41,6 +42,7 @@ ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
     (AccessError, 403, "permission_error", "not_allowed"),
     (ConfigError, 400, _INVALID, None),
     (StoreClosedError, 503, "server_error", "shutting_down"),
+    (BackendError, 503, "server_error", "medium_failed"),
     (AbsentError, 404, _INVALID, "not_found"),
     (NeedsModelError, 400, _INVALID, "needs_model"),
     (ConflictError, 409, _INVALID, "conflict"),

@@ -251,16 +251,12 @@ class Residents(Lifespans):
         return record is not None and record.num_holds > 0
 
     def _entered(self, bit: int, facts: Record) -> Record:
-        is_unreadable = facts.unreadable >> bit & 1
+        is_unreadable = bool(facts.unreadable >> bit & 1)
         self._lives.limit(facts)
         record = self._records.setdefault(facts.key, facts)
         if record is not facts:
             self._lives.complete(record, facts)
-        if is_unreadable:
-            record.unreadable |= 1 << bit
-        else:
-            record.tiers |= 1 << bit
-        self._lives.note(record)
+        self._lives.enter(record, bit, is_unreadable=is_unreadable)
         if not self._absences.keeps_out(facts.key, facts.parent):
             self._absences.forget(facts.key)
         return record

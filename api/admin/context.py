@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
+from pydantic import BaseModel
+from starlette.responses import Response
 
 from api.admin.audit_log import AuditLog
 from api.admin.jobs import Jobs
@@ -23,6 +25,9 @@ from kvstore.errors import AbsentError, NeedsModelError, RequestError
 from kvstore.namespace import tenant_digest
 from kvstore.remote.tenancy import Tenant
 from kvstore.store import TieredStore
+
+MOST_PINS = 1_000_000
+"""Groups of pins that are looked at: all there may be."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,11 @@ class AdminContext:
     def start(self) -> None:
         """Begin to keep a history."""
         self.sampler.start()
+
+    async def told(self, build: Callable[[], BaseModel]) -> Response:
+        """Return an answer that is built, and written as JSON, off the event loop: it may be large."""
+        body = await self.threads.run(lambda: build().model_dump_json())
+        return Response(body, media_type="application/json")
 
     async def close(self) -> None:
         """Cancel all jobs, and write what is left of the log."""

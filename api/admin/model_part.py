@@ -60,6 +60,10 @@ class ModelPart(Protocol):
         """Return a prompt's blocks. Raises what the engine raises for one."""
         ...
 
+    def clear_pool(self) -> None:
+        """Drop what the engine's own pool keeps for nobody; blocks for a step at most."""
+        ...
+
     def write_computed(self) -> None:
         """Have what was just computed written to the tiers; blocks for some seconds at most."""
         ...

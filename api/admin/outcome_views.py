@@ -113,14 +113,6 @@ class RetimedView(BaseModel):
     absent: list[str]
 
 
-class ClearedView(BaseModel):
-    """How many blocks went."""
-
-    model_config = example(blocks=64)
-
-    blocks: int
-
-
 def outcome_body(outcome: told.Outcome, tenant: str | None, num_computed: int = 0) -> dict[str, Any]:
     """Return what came of a change, as ``tenant`` may know it (``None``: an operator, all)."""
     kinds = told.Kind

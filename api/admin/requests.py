@@ -98,7 +98,7 @@ class ClearTierFields(BaseModel):
 
 
 class DrainFields(BaseModel):
-    """The body of ``POST /admin/tiers/{tier}/drain``; without a target what only this tier has is dropped."""
+    """The body of ``POST /admin/tiers/{tier}/drain``; without a target what it has stays."""
 
     model_config = body_example({"target": "disk"}, {})
 

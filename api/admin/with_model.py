@@ -17,7 +17,7 @@ from api.openai_fields import refuse_unserved_in_message
 from api.prompt_schema import Message
 from api.setting_types import ModeName
 from engine_adapter.engine.explaining import Explanation
-from engine_adapter.engine.request import Mode, Request, Sampling
+from engine_adapter.engine.request import CacheUse, Mode, Request, Sampling
 from kvstore.errors import RequestError
 from kvstore.remote.tenancy import Tenant
 
@@ -76,8 +76,14 @@ class ServedModel:
             lambda: _in_words_of_the_body(self._engine.prefix_keys, prompt_ids, salt, lora, tenant.name)
         )
         block_tokens = self._context.serving.model_facts.kv_shape.block_tokens
-        request = Request(prompt_ids, Sampling(max_tokens=1), salt=salt, lora=lora, tenant=tenant.name)
+        # What the engine's own pool has is stored nowhere else unless it is computed again.
+        request = Request(
+            prompt_ids, Sampling(max_tokens=1), CacheUse.WRITE, salt=salt, lora=lora, tenant=tenant.name
+        )
         return PromptBlocks(keys, len(prompt_ids), block_tokens, lambda: self._compute(request))
+
+    def clear_pool(self) -> None:
+        self._engine.clear_pool()
 
     def write_computed(self) -> None:
         self._engine.flush(_FLUSH_S)

@@ -166,3 +166,76 @@ class Number(BaseModel):
     model_config = _example(value=3)
 
     value: int
+
+
+class PinAnswer(BaseModel):
+    """What was pinned; or only ``beyond``: the bound that it exceeds, and the bytes wanted and left."""
+
+    model_config = _example(
+        tenant="",
+        until_ms=1_900_000_000_000,
+        num_blocks={"host": 2},
+        charged_bytes=2 << 20,
+        absent=[],
+        beyond=None,
+    )
+
+    tenant: str = ""
+    until_ms: int = 0
+    num_blocks: dict[str, int] = {}
+    charged_bytes: int = 0
+    absent: list[str] = []
+    beyond: tuple[str, int, int] | None = None
+
+
+class Pinned(BaseModel):
+    """What became of a wish to pin."""
+
+    model_config = _example(
+        value={
+            "tenant": "", "until_ms": 1_900_000_000_000, "num_blocks": {"host": 2}, "charged_bytes": 2 << 20,
+            "absent": [], "beyond": None,
+        }
+    )  # fmt: skip
+
+    value: PinAnswer
+
+
+class Pinning(BaseModel):
+    """Blocks of one tenant in one tier that are pinned until the same time (epoch ms)."""
+
+    model_config = _example(
+        tenant="", tier="host", until_ms=1_900_000_000_000, num_blocks=2, charged_bytes=2 << 20
+    )
+
+    tenant: str
+    tier: str
+    until_ms: int
+    num_blocks: int
+    charged_bytes: int
+
+
+class Pinnings(BaseModel):
+    """What is pinned."""
+
+    model_config = _example(value=[])
+
+    value: list[Pinning]
+
+
+class PoolAnswer(BaseModel):
+    """What an engine's own pool must let go of, of the epoch that it is to speak of."""
+
+    model_config = _example(epoch="5f" * 8, over=["0f" * 16], quarantined=[])
+
+    epoch: str
+    over: list[str]
+    quarantined: list[str]
+
+
+class PoolTold(BaseModel):
+    """The answer to what was told of an engine's own pool."""
+
+    model_config = _example(value={"epoch": "5f" * 8, "over": [], "quarantined": []})
+
+    value: PoolAnswer

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvstore.namespace import MOST_MANIFEST_BYTES
+from kvstore.remote.pooling import MOST_AT_ONCE
 from kvstore.remote.wire import MOST_KEYS
 from kvstore.retention import MAX_LIFETIME_S
 
@@ -58,6 +59,44 @@ class KeysFields(BaseModel):
     model_config = _fields({"keys": [_KEY]})
 
     keys: Keys
+
+
+Tiers = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=64)]
+
+
+class PinWish(KeysFields):
+    """The body of ``POST /store/pin``: for how long, or until when (epoch seconds)."""
+
+    model_config = _fields({"keys": [_KEY], "for_s": 3600.0})
+
+    for_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    until_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    tiers: Tiers | None = None
+
+
+class UnpinWish(KeysFields):
+    """The body of ``POST /store/unpin``."""
+
+    model_config = _fields({"keys": [_KEY], "tiers": ["host"]})
+
+    tiers: Tiers | None = None
+
+
+_Name = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
+_Named = Annotated[list[_Name], Field(min_length=3, max_length=3, examples=[[_KEY, "", _KEY]])]
+
+
+class PoolFields(BaseModel):
+    """The body of ``POST /store/pool``: what has changed in an engine's own pool.
+
+    A block that is ``added`` is its key, its parent (or nothing) and its namespace.
+    """
+
+    model_config = _fields({"epoch": None, "added": [[_KEY, "", _KEY]], "removed": []})
+
+    epoch: Annotated[str, Field(max_length=64)] | None = None
+    added: Annotated[list[_Named], Field(max_length=MOST_AT_ONCE)] = []
+    removed: Annotated[list[Key], Field(max_length=MOST_AT_ONCE)] = []
 
 
 class InquiryFields(KeysFields):

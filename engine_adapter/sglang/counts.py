@@ -16,6 +16,7 @@ COUNTS = {
     "pages_wrong": "Those of them that differed, and that are kept out since.",
 }
 _MOST_MOVES = 4096
+_BETWEEN_S = 60.0
 
 
 class Moved(NamedTuple):
@@ -31,6 +32,8 @@ class Counts:
     def __init__(self) -> None:
         self._counts = dict.fromkeys(COUNTS, 0)
         self._moves: dict[str, list[Moved]] = {"loaded": [], "stored": []}
+        self._told: dict[str, int] = {}
+        self._told_s = float("-inf")
         self._lock = Lock()
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -49,6 +52,14 @@ class Counts:
         """Return the counts since the start."""
         with self._lock:
             return dict(self._counts)
+
+    def news(self, now_s: float) -> str | None:
+        """Return all counts in words if they have changed, once a minute at most. ``now_s`` is the time."""
+        with self._lock:
+            if now_s - self._told_s < _BETWEEN_S or self._counts == self._told:
+                return None
+            self._told, self._told_s = dict(self._counts), now_s
+            return ", ".join(f"{name.replace('_', ' ')}: {num}" for name, num in self._told.items() if num)
 
     def take_moves(self, way: str) -> list[Moved]:
         """Return the batches since the last call."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ from engine_adapter.sglang.memory import of_tensor
 from engine_adapter.sglang.pool_hits import PoolHits, leading
 from engine_adapter.sglang.served import Served
 from engine_adapter.sglang.settings import AdapterSettings
+
+_log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 
@@ -35,7 +39,7 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         refuse_unfit(storage_config, settings)
         order = Order.BY_ADDRESS if extra.get("interface_v1") else Order.FLAT
         self.counts = Counts()
-        self.faults = Faults(logging.getLogger(__name__))
+        self.faults = Faults(_log)
         self._pools = HostPools(storage_config, settings, order, self.counts, Served.here)
         self._is_metered = bool(storage_config.enable_storage_metrics)
 
@@ -53,6 +57,7 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:  # noqa: ARG002 - the interface is SGLang's
+        self._tell(time.monotonic())
         return self.faults.caught(lambda: leading(self._pools.kv.present(keys)), 0)
 
     def batch_get_v1(
@@ -159,6 +164,12 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
     def close(self) -> None:
         """Write what is queued and close the store; bounded in time. SGLang calls it when it detaches."""
         self.faults.caught(lambda: self._pools.close(_CLOSE_S), None)
+        self._tell(math.inf)
+
+    def _tell(self, now_s: float) -> None:
+        news = self.counts.news(now_s)
+        if news:
+            _log.info("prefixd: %s", news)
 
     def _moved(self, move: Any, transfer: Any) -> list[bool]:
         keys = transfer.keys or []

@@ -18,6 +18,7 @@ from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
 from kvstore.remote.client_loads import ClientLoads
 from kvstore.remote.patience import patience_s
+from kvstore.remote.pooling import ToldPool
 from kvstore.remote.tenancy import Owners, Role, Tenant
 from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
@@ -75,6 +76,7 @@ class Session:
         self._num_inquiries = 0
         self._committed = Condition(self._lock)
         self._is_open = True
+        self.pool = ToldPool(store, self._namespaces, self.own)
         self.loads = ClientLoads(store, self._jobs.put, self._tell_loaded)
         self.on_ended: Callable[[], None] = _nothing
         Thread(target=self._work, name="client-copies", daemon=True).start()
@@ -253,6 +255,8 @@ class Session:
         for lease in leases:
             self.release(lease)
         self.loads.end()
+        self.pool.close()
+        self._staging = _NO_BYTES  # not when this object happens to be collected
         for number in reservations:
             self.abort(number)
 

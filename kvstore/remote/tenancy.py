@@ -10,6 +10,8 @@ from threading import Lock
 from kvstore.errors import AccessError
 from kvstore.namespace import Namespace
 
+_MOST_NAMESPACES = 1 << 19  # twice what all clients together may use
+
 
 class Role(IntEnum):
     """What a token allows; each allows what those before it do."""
@@ -51,16 +53,23 @@ class Tenant:
 
 
 class Owners:
-    """Whose namespaces are: so that what clients may map holds blocks of their own tenant alone."""
+    """Whose namespaces are: so that what clients may map holds blocks of their own tenant alone.
 
-    def __init__(self) -> None:
+    Of more than ``most`` those are forgotten that nobody has described for the longest time.
+    """
+
+    def __init__(self, most: int = _MOST_NAMESPACES) -> None:
+        self._most = most
         self._tenants: dict[bytes, bytes] = {}
         self._lock = Lock()
 
     def note(self, tenant: Tenant, namespace: Namespace) -> None:
         """Note that a tenant has described a namespace as its own."""
         with self._lock:
+            self._tenants.pop(namespace.digest, None)
             self._tenants[namespace.digest] = tenant.name.encode()
+            if len(self._tenants) > self._most:
+                del self._tenants[next(iter(self._tenants))]
 
     def of(self, namespace: bytes) -> bytes:
         """Return the tenant of a namespace; only its clients can name its blocks."""

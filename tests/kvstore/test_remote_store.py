@@ -20,7 +20,7 @@ from kvstore.remote.client import RemoteStore
 from kvstore.remote.link import Link
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.socket_transport import SocketTransport
-from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
+from kvstore.remote.tenancy import Authenticate, Owners, Tenant, open_to_all
 from kvstore.shared_memory import map_shared_slab
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
@@ -103,25 +103,6 @@ def link_of(client: RemoteStore) -> Link:
     link = transport._server.current
     assert link is not None
     return link
-
-
-def test_what_one_client_stores_another_one_loads(site: Site) -> None:
-    site.serve()
-    writer, reader = site.connect(), site.connect()
-    keys = keys_of(writer, 3)
-    assert put(writer, keys) == 3
-    assert writer.flush(5.0)
-    assert [got(reader, key) for key in keys] == [bytes(payload(number)) for number in range(3)]
-    assert reader.lookup([*keys, bytes(16)]).tiers == ("host", "host", "host", None)
-
-
-def test_a_client_finds_at_once_what_it_has_stored_itself(site: Site) -> None:
-    site.serve()
-    client = site.connect()
-    for number in range(8):
-        keys = keys_of(client, 1, 100 * number)
-        assert put(client, keys, number) == 1
-        assert client.lookup(keys).tiers == ("host",)
 
 
 def test_what_a_client_held_is_given_back_when_it_dies(site: Site) -> None:
@@ -372,3 +353,40 @@ def test_many_threads_share_one_client(site: Site) -> None:
         thread.join()
     assert client.flush(5.0)
     client.check()
+
+
+def test_a_server_that_is_new_is_told_what_its_clients_pools_have(site: Site) -> None:
+    site.serve()
+    client = site.connect()
+    keys = keys_of(client, 3)
+    for key, parent in zip(keys, [b"", *keys], strict=False):
+        client.device_added(key, parent, NAMESPACE)
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 3)
+    client.device_removed(keys[2])
+    site.servers[-1].close()
+    site.serve()
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 2)
+    other = site.connect()
+    other.device_added(keys[0], b"", NAMESPACE)
+    eventually(lambda: site.store.pools._num_pools[keys[0]] == 2)
+    client.close()
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 1)
+
+
+def test_one_tenant_leaves_places_to_the_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.remote.server._MOST_OF_A_TENANT", 2)
+    site.authenticate = by_token
+    site.serve()
+    for _ in range(2):
+        site.connect("token-a")
+    with pytest.raises(ConfigError, match="connected already"):
+        site.connect("token-a")
+    assert site.connect("token-b").is_connected
+
+
+def test_owners_forget_namespaces_that_nobody_has_described_for_long() -> None:
+    owners, tenant = Owners(most=2), Tenant("a")
+    spaces = [NAMESPACE.with_salt(str(number), "a") for number in range(3)]
+    for space in (*spaces[:2], spaces[0], spaces[2]):
+        owners.note(tenant, space)
+    assert [owners.of(space.digest) for space in spaces] == [b"a", b"", b"a"]

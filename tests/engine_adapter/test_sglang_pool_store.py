@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 import torch
 
 from engine_adapter.sglang.counts import Counts
+from engine_adapter.sglang.identity import scoped
+from engine_adapter.sglang.loads import load_each
 from engine_adapter.sglang.memory import at_address, of_tensor
 from engine_adapter.sglang.opening import MOST_ON_WAY, open_store
 from engine_adapter.sglang.pool_store import Kind, PoolStore
 from engine_adapter.sglang.settings import AdapterSettings
 from kvstore.errors import ConfigError
+from kvstore.loading import LoadedBlock
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
 
@@ -67,6 +71,32 @@ def test_pages_in_pieces_come_back_in_place(store: TieredStore) -> None:
     for number, came in enumerate(loaded(pages, num)):
         assert came is not None
         assert np.array_equal(came, page(number))
+
+
+def test_few_pages_of_a_batch_are_on_their_way_at_a_time(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num = 3 * MOST_ON_WAY
+    put(pool_store(store), num)
+    begun: list[int] = []
+    load = store.load
+
+    def counted(hit: Any, index: int, deadline_s: float) -> Any:
+        begun.append(index)
+        return load(hit, index, deadline_s)
+
+    monkeypatch.setattr(store, "load", counted)
+    landed: list[int] = []
+    most = 0
+
+    def land(index: int, _block: LoadedBlock) -> None:
+        nonlocal most
+        most = max(most, len(begun) - len(landed))
+        landed.append(index)
+
+    load_each(store, scoped(KIND.namespace, keys(num)), land, 10.0, None)
+    assert begun == landed == list(range(num))
+    assert most == MOST_ON_WAY
 
 
 def test_what_is_loaded_ends_where_a_page_is_missing(store: TieredStore) -> None:
@@ -150,7 +180,7 @@ def test_what_is_not_a_number_is_not_close(store: TieredStore) -> None:
     assert counts.all()["pages_wrong"] == 1
 
 
-def test_a_disk_tier_that_another_process_uses_is_refused(tmp_path: Any) -> None:
+def test_a_disk_tier_that_another_process_uses_is_refused(tmp_path: Path) -> None:
     settings = AdapterSettings(disk_bytes=1 << 20, disk_path=str(tmp_path))
     first = open_store(settings, "tp0", PAGE_BYTES)
     with pytest.raises(ConfigError, match="disk_path"):

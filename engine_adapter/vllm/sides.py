@@ -1,0 +1,68 @@
+"""Puts the two sides of a connector together from vLLM's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine_adapter.cost_file import CostFile
+from engine_adapter.engine.costs import CostBook
+from engine_adapter.opening import HOST, builtin_registry
+from engine_adapter.vllm.deciding import Decider, Sizes
+from engine_adapter.vllm.faults import Faults
+from engine_adapter.vllm.identity import Scopes, engine_namespace, remembered_digests
+from engine_adapter.vllm.opening import OpenStores
+from engine_adapter.vllm.pool import Pool
+from engine_adapter.vllm.scheduler import SchedulerSide
+from engine_adapter.vllm.settings import AdapterSettings
+from engine_adapter.vllm.worker import WorkerSide
+from kvstore.errors import ConfigError
+from kvstore.namespace import Namespace
+from kvstore.registry import Kind
+
+
+def open_worker_side(
+    stores: OpenStores, vllm_config: Any, pool: Pool, settings: AdapterSettings
+) -> WorkerSide:
+    """Open the store, and return the side of one worker. Raises ``ConfigError``."""
+    parallel = vllm_config.parallel_config
+    size = int(parallel.tensor_parallel_size)
+    if size > 1 and not settings.is_shared:
+        raise ConfigError("store", "with tensor parallelism its ranks need a server: run `prefixd serve`")
+    store = stores.open(str(vllm_config.kv_transfer_config.engine_id), settings, pool.block_bytes)
+    return WorkerSide(store, pool, int(parallel.rank) % size, settings)
+
+
+def open_scheduler_side(
+    stores: OpenStores,
+    vllm_config: Any,
+    kv_cache_config: Any,
+    settings: AdapterSettings,
+    version: str,
+    faults: Faults,
+) -> SchedulerSide:
+    """Return the scheduler's side. Reads the weights' files. Raises ``ConfigError``."""
+    namespace = engine_namespace(vllm_config, kv_cache_config, settings, version)
+    (group,) = kv_cache_config.kv_cache_groups
+    block_bytes = int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+    engine = str(vllm_config.kv_transfer_config.engine_id)
+    if not settings.is_shared and not stores.has(engine):
+        raise ConfigError("store", "vLLM's worker is a process of its own: run `prefixd serve`")
+    store = stores.open(engine, settings, block_bytes)
+    chunk = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    kept = _cost_file(namespace, settings)
+    costs = CostBook(block_bytes, None if settings.is_shared else HOST, kept.read(), chunk)
+    policy = builtin_registry().get(Kind.RELOAD, settings.reload_policy)()
+    decider = Decider(policy, costs, Sizes(namespace.block_tokens, block_bytes, chunk))
+    scopes = Scopes(remembered_digests(settings))
+    return SchedulerSide(store, namespace, scopes, decider, settings, kept, faults)
+
+
+def _cost_file(namespace: Namespace, settings: AdapterSettings) -> CostFile:
+    medium = settings.store or settings.disk_path
+    return CostFile(
+        Path(settings.cache_path).expanduser() / "costs",
+        namespace.digest.hex(),
+        about=namespace.label,
+        media={"disk": medium, HOST: medium},
+    )

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import vllm
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 from engine_adapter.vllm.faults import Faults
+from engine_adapter.vllm.kv_events import kv_event
 from engine_adapter.vllm.opening import OpenStores
 from engine_adapter.vllm.orders import Step, Told
 from engine_adapter.vllm.pool import Pool
 from engine_adapter.vllm.scheduler import SchedulerSide
 from engine_adapter.vllm.settings import AdapterSettings
 from engine_adapter.vllm.sides import open_scheduler_side, open_worker_side
+from engine_adapter.vllm.statistics import PrefixdMetrics, PrefixdStats
 from engine_adapter.vllm.worker import WorkerSide
 
 _STORES = OpenStores()
@@ -105,7 +110,8 @@ class PrefixdConnector(KVConnectorBase_V1):
         side = self._scheduler
         if side is None:
             return 0, False
-        return self._faults.caught(lambda: side.num_to_load(request, num_computed_tokens), (0, False))
+        nothing: tuple[int | None, bool] = (0, False)
+        return self._faults.caught(lambda: side.num_to_load(request, num_computed_tokens), nothing)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         # What is promised here must be loaded or be said to have failed, so a fault may not be passed over.
@@ -130,11 +136,41 @@ class PrefixdConnector(KVConnectorBase_V1):
                 None,
             )
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self,
+        request: Any,
+        block_ids: list[int],  # noqa: ARG002  vLLM's interface
+    ) -> tuple[bool, dict[str, Any] | None]:
         side = self._scheduler
         if side is not None:
             self._faults.caught(lambda: side.ended(request), None)
         return False, None
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        side = self._scheduler
+        if side is None:
+            return ()
+        step, is_shared = int(self._vllm_config.cache_config.block_size), self._settings.is_shared
+        return self._faults.caught(
+            lambda: [kv_event(event, step, is_shared=is_shared) for event in side.take_events()], []
+        )
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        if self._scheduler is None:
+            return None  # workers tell theirs with their steps
+        if num_faults := self._faults.take():
+            self._scheduler.counts.count("faults", num_faults)
+        return PrefixdStats(self._scheduler.counts.take())
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        return PrefixdStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> PrefixdMetrics:
+        return PrefixdMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:

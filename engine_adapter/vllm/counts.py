@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 NAMES: Mapping[str, str] = {
     "blocks_looked_up": "Whole blocks of prompts that were looked up.",
@@ -32,15 +32,6 @@ class Counts:
         """Take in what somebody else has counted."""
         for name, amount in counts.items():
             self.count(name, amount)
-
-    def count_lookup(self, num_blocks: int, num_found: int) -> None:
-        """Count one prompt that was looked up."""
-        self.count("blocks_looked_up", num_blocks)
-        self.count("blocks_found", num_found)
-
-    def count_loads(self, tiers: Sequence[str | None], block_tokens: int) -> None:
-        """Count blocks that are loaded from these tiers."""
-        self.count("tokens_loaded", len(tiers) * block_tokens)
 
     def take(self) -> dict[str, int]:
         """Return all counts, and begin anew."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ _UNKNOWN_COMPUTE = ComputeCost(0.0, 1e-3, 0.0)
 _UNKNOWN_LOAD = LoadCost(0.005, 500e6)
 _PATIENCE_SHARE = 0.03
 _LEAST_PATIENCE_S = 0.01
+_LEAST_ANSWER_S = 0.005
 _MOST_PLANNED = 64
 
 
@@ -45,7 +46,7 @@ class Decider:
     def __init__(self, policy: ReloadPolicy, costs: CostBook, sizes: Sizes) -> None:
         self.costs = costs
         self._policy = policy
-        self._sizes = sizes
+        self.sizes = sizes
         self._planned: deque[_Planned] = deque(maxlen=_MOST_PLANNED)
         self._num_planned = 0
         self._last_s = 0.0
@@ -55,12 +56,12 @@ class Decider:
         request = PlanRequest(
             tiers=[*([READY] * num_ready), *tiers[num_ready:]],
             prompt_tokens=num_tokens,
-            block_tokens=self._sizes.block_tokens,
-            block_bytes=self._sizes.block_bytes,
+            block_tokens=self.sizes.block_tokens,
+            block_bytes=self.sizes.block_bytes,
             compute=replace(self.costs.compute() or _UNKNOWN_COMPUTE, loaded_byte_s=0.0),
             loads=self.costs.loads(now_s),
-            chunk_tokens=self._sizes.chunk_tokens,
-            position=num_ready * self._sizes.block_tokens,
+            chunk_tokens=self.sizes.chunk_tokens,
+            position=num_ready * self.sizes.block_tokens,
             stale=self.costs.stale(now_s),
         )
         try:
@@ -72,6 +73,21 @@ class Decider:
     def patience_s(self, leading: Leading) -> float:
         """Return how much longer than computing a load may take before it is given up."""
         return max(_LEAST_PATIENCE_S, _PATIENCE_SHARE * leading.if_computed_s)
+
+    def answer_s(self, num_tokens: int) -> float:
+        """Return how long the answer of shared media may take: a small share of what computing takes."""
+        cost = self.costs.compute() or _UNKNOWN_COMPUTE
+        return max(_LEAST_ANSWER_S, _PATIENCE_SHARE * cost.prefill_s(0, num_tokens, self.sizes.chunk_tokens))
+
+    def unheard(self, tiers: Sequence[str | None], now_s: float) -> frozenset[str]:
+        """Return those of ``tiers`` of which nothing was heard for long, or ever."""
+        known = self.costs.loads(now_s).keys() - self.costs.stale(now_s)
+        return frozenset(tier for tier in tiers if tier is not None and tier not in known)
+
+    def learn_arrivals(self, arrivals: Mapping[str, Sequence[Arrival]]) -> None:
+        """Take blocks in that were loaded to learn what that takes."""
+        for tier, arrived in arrivals.items():
+            self.costs.learn_arrivals(tier, arrived)
 
     def note_planned(self, work: Work, now_s: float) -> int:
         """Note that a step is about to be made; returns its number."""
@@ -97,8 +113,7 @@ class Decider:
         for block in told.arrived:
             arrival = Arrival(block.asked_s, block.arrived_s, block.nbytes)
             arrivals.setdefault(block.tier, []).append(arrival)
-        for tier, arrived in arrivals.items():
-            self.costs.learn_arrivals(tier, arrived)
+        self.learn_arrivals(arrivals)
         for number, lost in enumerate(told.given_up):
             self.costs.asked(lost.tier, number, lost.asked_s)
             self.costs.given_up(lost.tier, number, lost.given_up_s)

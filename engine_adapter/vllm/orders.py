@@ -33,7 +33,9 @@ class LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class StoreOrder:
-    """Store these blocks of a request once the step has computed them; or compare them, in mode verify.
+    """Store these blocks of a request once the step has computed them.
+
+    With ``is_compared`` those that are stored already are compared with what was computed.
 
     ``keys[rank][i]`` is that of the block at ``block_ids[i]``, whose first token is ``first_token`` plus
     ``i`` blocks; ``parents`` are the keys before the first one (empty: there is none).
@@ -89,6 +91,7 @@ class Told:
     copies_s: list[float] = field(default_factory=list)
     waited_s: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
+    stored: list[bytes] = field(default_factory=list)
 
     def add(self, other: Told) -> None:
         """Take in what another worker tells; all wait at the same time."""

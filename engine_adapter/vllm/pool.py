@@ -74,4 +74,4 @@ def _by_block(name: str, cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
         )
     if cache.shape[0] == num_blocks:
         return cache
-    return cache.unflatten(0, (num_blocks, cache.shape[0] // num_blocks))
+    return cache.view(num_blocks, cache.shape[0] // num_blocks, *cache.shape[1:])

@@ -8,11 +8,15 @@ from typing import Any
 from engine_adapter.cost_file import CostFile
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.opening import HOST, builtin_registry
+from engine_adapter.vllm.announcing import Announcer
+from engine_adapter.vllm.counts import Counts
 from engine_adapter.vllm.deciding import Decider, Sizes
 from engine_adapter.vllm.faults import Faults
 from engine_adapter.vllm.identity import Scopes, engine_namespace, remembered_digests
 from engine_adapter.vllm.opening import OpenStores
 from engine_adapter.vllm.pool import Pool
+from engine_adapter.vllm.probing import Prober
+from engine_adapter.vllm.promising import Promiser
 from engine_adapter.vllm.scheduler import SchedulerSide
 from engine_adapter.vllm.settings import AdapterSettings
 from engine_adapter.vllm.worker import WorkerSide
@@ -41,21 +45,34 @@ def open_scheduler_side(
     version: str,
     faults: Faults,
 ) -> SchedulerSide:
-    """Return the scheduler's side. Reads the weights' files. Raises ``ConfigError``."""
+    """Return the scheduler's side. Reads the weights' files. Raises ``ConfigError`` or ``PluginError``."""
     namespace = engine_namespace(vllm_config, kv_cache_config, settings, version)
-    (group,) = kv_cache_config.kv_cache_groups
-    block_bytes = int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+    sizes = _sizes(vllm_config, kv_cache_config, namespace)
     engine = str(vllm_config.kv_transfer_config.engine_id)
     if not settings.is_shared and not stores.has(engine):
         raise ConfigError("store", "vLLM's worker is a process of its own: run `prefixd serve`")
-    store = stores.open(engine, settings, block_bytes)
-    chunk = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    store = stores.open(engine, settings, sizes.block_bytes)
     kept = _cost_file(namespace, settings)
-    costs = CostBook(block_bytes, None if settings.is_shared else HOST, kept.read(), chunk)
+    memory_tier = None if settings.is_shared else HOST
+    costs = CostBook(sizes.block_bytes, memory_tier, kept.read(), sizes.chunk_tokens)
     policy = builtin_registry().get(Kind.RELOAD, settings.reload_policy)()
-    decider = Decider(policy, costs, Sizes(namespace.block_tokens, block_bytes, chunk))
-    scopes = Scopes(remembered_digests(settings))
-    return SchedulerSide(store, namespace, scopes, decider, settings, kept, faults)
+    events = vllm_config.kv_events_config
+    promiser = Promiser(
+        store,
+        Decider(policy, costs, sizes),
+        Prober(store, sizes.block_bytes),
+        settings,
+        Counts(),
+        Announcer(store) if events is not None and events.enable_kv_cache_events else None,
+    )
+    return SchedulerSide(namespace, Scopes(remembered_digests(settings)), promiser, kept, faults)
+
+
+def _sizes(vllm_config: Any, kv_cache_config: Any, namespace: Namespace) -> Sizes:
+    (group,) = kv_cache_config.kv_cache_groups
+    block_bytes = int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+    chunk = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    return Sizes(namespace.block_tokens, block_bytes, chunk)
 
 
 def _cost_file(namespace: Namespace, settings: AdapterSettings) -> CostFile:

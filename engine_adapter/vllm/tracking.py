@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from engine_adapter.vllm.orders import Scope
+from kvstore.interface import Asked
 from kvstore.keys import chain_keys
 from kvstore.leases import Hit
 from kvstore.namespace import Namespace
@@ -14,9 +14,8 @@ from kvstore.namespace import Namespace
 class Tracked:
     """One request of vLLM. Keys are made as its tokens become known; one list for each rank."""
 
-    def __init__(self, request: Any, scope: Scope, namespaces: Sequence[Namespace]) -> None:
+    def __init__(self, request: Any, namespaces: Sequence[Namespace]) -> None:
         self.request = request
-        self.scope = scope
         self.namespaces = tuple(namespaces)
         self.keys: list[list[bytes]] = [[] for _ in namespaces]
         self.num_offered = 0
@@ -27,6 +26,9 @@ class Tracked:
         """Whether the next admission loads nothing, for a load has failed."""
         self.is_compared = False
         self.hits: list[Hit] = []
+        self.asked: list[Asked] | None = None
+        """Questions to shared media; ``None``: not asked yet."""
+        self.asked_until_s = 0.0
 
     @property
     def block_tokens(self) -> int:
@@ -50,6 +52,17 @@ class Tracked:
     def parents_of(self, index: int) -> tuple[bytes, ...]:
         """Return the keys of the block before block ``index``, by rank."""
         return tuple(keys[index - 1] if index else b"" for keys in self.keys)
+
+    def runs_to_store(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield ``(start, stop)`` of each run of blocks between these that is to be stored, or compared."""
+        start = first
+        for index in range(first, end):
+            if index in self.present and not self.is_compared:
+                if start < index:
+                    yield start, index
+                start = index + 1
+        if start < end:
+            yield start, end
 
     def release(self) -> None:
         """Give back the leases that are held for this request; idempotent."""

@@ -123,6 +123,7 @@ class WorkerSide:
                 raise
             memory.commit()
             self._told.count("blocks_stored")
+            self._told.stored.append(key)
 
     def _compare(self, key: bytes, block_id: int) -> None:
         stored = memoryview(bytearray(self.pool.block_bytes))

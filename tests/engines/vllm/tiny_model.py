@@ -17,7 +17,8 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
     random = torch.Generator().manual_seed(seed)
 
     def weights(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=random) * 1.5 / shape[-1] ** 0.5).to(torch.bfloat16)
+        numbers: torch.Tensor = torch.randn(*shape, generator=random) * 1.5 / shape[-1] ** 0.5
+        return numbers.to(torch.bfloat16)
 
     tensors = {
         "model.embed_tokens.weight": weights(VOCAB, HIDDEN) * 8,

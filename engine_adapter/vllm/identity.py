@@ -66,7 +66,8 @@ class Scopes:
 
     def of(self, request: Any) -> Scope | None:
         """Return a request's scope; ``None``: its prompt is more than tokens, or its adapter unknown."""
-        is_plain = not request.mm_features and request.prompt_embeds is None
+        # A session's prompt may be changed after it was hashed.
+        is_plain = not request.mm_features and request.prompt_embeds is None and not request.resumable
         lora = self._adapter(request.lora_request) if request.lora_request else ""
         if not is_plain or lora is None:
             return None

@@ -83,7 +83,10 @@ class GivenUp(NamedTuple):
 
 @dataclass(slots=True)
 class Told:
-    """What a worker tells of step ``number``: what came from where, and how long the step waited for it."""
+    """What a worker tells of step ``number``: what came from where, and how long the step waited for it.
+
+    ``stored`` are the keys of blocks that were stored.
+    """
 
     number: int = 0
     arrived: list[Arrived] = field(default_factory=list)
@@ -98,6 +101,7 @@ class Told:
         self.arrived += other.arrived
         self.given_up += other.given_up
         self.copies_s += other.copies_s
+        self.stored += other.stored
         self.waited_s = max(self.waited_s, other.waited_s)
         for name, amount in other.counts.items():
             self.count(name, amount)

@@ -105,8 +105,7 @@ class SchedulerSide:
             if is_failed or not order.is_async or request_id in over:
                 del self._loading[request_id]
                 if tracked is not None:
-                    tracked.bypasses = is_failed
-                    tracked.release()
+                    tracked.loaded(is_failed=is_failed)
 
     def ended(self, request: Any) -> None:
         """Note that a request is finished."""

@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Each with one engine of other people's, for its tests alone.
+ENGINES := $(CURDIR)/.engines
 CACHE  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/prefixd
 MODEL  ?= $(CACHE)/SmolLM2-135M-Instruct
 
@@ -14,10 +16,10 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench lock clean
+.PHONY: help setup demo test test-engines test-vllm lint format bench lock clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 14
 
 setup: $(READY)  ## set up .venv from requirements.lock
 
@@ -36,6 +38,15 @@ demo: setup  ## see a real model answer from cached prefixes
 
 test: setup  ## run all tests
 	$(BIN)/python -m pytest
+
+test-engines: test-vllm  ## run the tests with other people's engines
+
+test-vllm: setup $(ENGINES)/vllm/.ready  ## ... with vLLM for CPUs
+	PREFIXD_VLLM_PYTHON=$(ENGINES)/vllm/bin/python $(BIN)/python -m pytest --timeout 900 tests/engines/vllm
+
+$(ENGINES)/vllm/.ready: tests/engines/vllm/install.py
+	rm -rf $(@D)
+	$(PYTHON) $< $(@D)
 
 lint: setup  ## check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ class Decider:
 
     def __init__(self, policy: ReloadPolicy, costs: CostBook, sizes: Sizes) -> None:
         self.costs = costs
-        self._policy = policy
+        self.policy = policy
         self.sizes = sizes
         self._planned: deque[_Planned] = deque(maxlen=_MOST_PLANNED)
         self._num_planned = 0
@@ -65,7 +65,7 @@ class Decider:
             stale=self.costs.stale(now_s),
         )
         try:
-            return leading_blocks(self._policy, request, _UNKNOWN_LOAD)
+            return leading_blocks(self.policy, request, _UNKNOWN_LOAD)
         except Exception:  # noqa: BLE001 - a policy may raise anything, and the request goes on without loads
             _log.exception("the reload policy failed: the prompt is computed")
             return Leading(0, 0.0, 0.0)

@@ -26,7 +26,9 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Vllm]]:
     """Open a stand-in for vLLM with a store of its own: in memory, or behind a medium that may fail."""
     stores: list[TieredStore] = []
 
-    def open_vllm(script: list[Fault] | None = None, *, store: Any = None, ranks: int = 1, **given: Any) -> Vllm:
+    def open_vllm(
+        script: list[Fault] | None = None, *, store: Any = None, ranks: int = 1, **given: Any
+    ) -> Vllm:
         if store is None:
             arena = Arena(2**24)
             tiers = [host_tier(arena, 2**23)] if script is None else slow_tier(script)(arena)

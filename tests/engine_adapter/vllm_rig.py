@@ -90,9 +90,7 @@ class Vllm:
             for _ in range(self.num_ranks)
         ]
         pools = [Pool(caches, NUM_BLOCKS) for caches in self.caches]
-        self.workers = [
-            WorkerSide(self.store, pool, rank, self.settings) for rank, pool in enumerate(pools)
-        ]
+        self.workers = [WorkerSide(self.store, pool, rank, self.settings) for rank, pool in enumerate(pools)]
         self.block_bytes = pools[0].block_bytes
         policy = AlwaysLoad() if self.settings.reload_policy == "always-load" else Measured()
         memory = None if self.settings.is_shared else "host"
@@ -200,7 +198,9 @@ class Vllm:
             assert self._is_right(asked, block_ids, index), f"block {index} is wrong"
 
     def _is_right(self, asked: Any, block_ids: list[int], index: int) -> bool:
-        wanted = [numbers_of(asked.all_token_ids[: (index + 1) * BLOCK], rank) for rank in range(self.num_ranks)]
+        wanted = [
+            numbers_of(asked.all_token_ids[: (index + 1) * BLOCK], rank) for rank in range(self.num_ranks)
+        ]
         return all(
             torch.equal(self.caches[rank][f"layer{layer}"][block_ids[index]], numbers[layer])
             for rank, numbers in enumerate(wanted)

@@ -52,7 +52,7 @@ def request(tokens: Sequence[int], **facts: Any) -> Any:
 
 
 def numbers_of(tokens: Sequence[int], rank: int) -> torch.Tensor:
-    """Return what the block holds that ends these tokens, of all layers: ``[layers, heads, block, numbers]``."""
+    """Return what the block holds that ends these tokens: ``[layers, heads, block, numbers]``."""
     seed = xxh3_64_intdigest(token_bytes(tokens), rank) >> 1
     drawn = torch.randn(
         NUM_LAYERS, HEADS, BLOCK, NUMBERS, generator=torch.Generator().manual_seed(seed)
@@ -185,7 +185,7 @@ class Vllm:
         return min(index for index, block_id in enumerate(block_ids) if block_id in self.last_failed)
 
     def compute(self, asked: Any, block_ids: list[int], start: int, end: int) -> None:
-        """Fill the whole blocks that end in these positions. With a wrong block before them they get wrong."""
+        """Fill the whole blocks that end in these positions; behind a wrong block, with wrong numbers."""
         for index in range(start // BLOCK, end // BLOCK):
             is_right = index * BLOCK < start or index == 0 or self._is_right(asked, block_ids, index - 1)
             for rank in range(self.num_ranks):

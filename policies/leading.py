@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.cost_model import LoadCost
 from policies.planning import READY, Choice, PlanRequest, ReloadPolicy
@@ -26,13 +26,13 @@ _LEAST_GAIN = 0.05
 class Leading:
     """How many blocks to load behind those that are ready; seconds to the first token so, and computed.
 
-    ``worth_s[n]`` is what is not computed once ``n`` of them have arrived.
+    ``worth_s[n]`` is what is not computed once ``n`` of them have arrived; empty: nobody weighs that.
     """
 
     num_blocks: int
     ttft_s: float
     if_computed_s: float
-    worth_s: tuple[float, ...] = (0.0,)
+    worth_s: tuple[float, ...] = ()
 
 
 def leading_blocks(policy: ReloadPolicy, request: PlanRequest, unknown: LoadCost) -> Leading:
@@ -47,7 +47,7 @@ def leading_blocks(policy: ReloadPolicy, request: PlanRequest, unknown: LoadCost
     if not policy.weighs_costs:
         choices = policy.plan(request).choices[start : start + run]
         run = next((index for index, choice in enumerate(choices) if choice is not Choice.LOAD), len(choices))
-        return _leading(request, start, run, unknown)
+        return replace(_leading(request, start, run, unknown), worth_s=())
     none = _leading(request, start, 0, unknown)
     best = min(
         (_leading(request, start, num, unknown) for num in _ends(request, start, run)),

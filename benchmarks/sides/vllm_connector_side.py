@@ -11,71 +11,89 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.sides.moody_line import MoodyLine, slow_disks
 from benchmarks.sides.protocol import Command, serve
+from engine_adapter.engine.costs import CostBook, KnownCosts
+from engine_adapter.opening import builtin_registry
+from kvstore.registry import Kind
 
 _UNLIMITED = 1e15
 
 
-def load() -> Mapping[str, Command]:
-    """Load the model and return what it can be asked."""
-    # It prints as it is imported, and lives in an environment of its own.
-    from vllm import LLM, SamplingParams  # noqa: PLC0415
-    from vllm.config import KVTransferConfig  # noqa: PLC0415
-    from vllm.inputs import TokensPrompt  # noqa: PLC0415
+class ConnectedVllm:
+    """vLLM, its connector, and the line before the disk tier."""
 
-    from benchmarks.sides.moody_line import MoodyLine, slow_disks  # noqa: PLC0415
-    from engine_adapter.engine.costs import CostBook, KnownCosts  # noqa: PLC0415
-    from engine_adapter.opening import builtin_registry  # noqa: PLC0415
-    from kvstore.registry import Kind  # noqa: PLC0415
+    def __init__(self, model: str, settings: str) -> None:
+        # It prints as it is imported, and lives in an environment of its own.
+        from vllm import LLM, SamplingParams  # noqa: PLC0415
+        from vllm.config import KVTransferConfig  # noqa: PLC0415
 
-    model, settings = sys.argv[1:]
-    line = MoodyLine()
-    slow_disks(line)
-    transfer = None
-    if settings != "none":
-        transfer = KVTransferConfig(
-            kv_connector="PrefixdConnector", kv_connector_module_path="engine_adapter.vllm",
-            kv_role="kv_both", kv_connector_extra_config=json.loads(settings),
+        self._line = MoodyLine()
+        slow_disks(self._line)
+        self._books: dict[str, CostBook] = {}
+        self._sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        transfer = None
+        if settings != "none":
+            transfer = KVTransferConfig(
+                kv_connector="PrefixdConnector", kv_connector_module_path="engine_adapter.vllm",
+                kv_role="kv_both", kv_connector_extra_config=json.loads(settings),
+            )  # fmt: skip
+        self._llm: Any = LLM(
+            model, dtype="bfloat16", max_model_len=4096, enforce_eager=True, max_num_batched_tokens=4096,
+            kv_transfer_config=transfer,
         )  # fmt: skip
-    llm = LLM(
-        model, dtype="bfloat16", max_model_len=4096, enforce_eager=True, max_num_batched_tokens=4096,
-        kv_transfer_config=transfer,
-    )  # fmt: skip
 
-    def promiser() -> Any:
-        return llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler_side.promiser
+    @property
+    def _promiser(self) -> Any:
+        return self._llm.llm_engine.engine_core.engine_core.scheduler.connector.scheduler_side.promiser
 
-    def ttft_s(prompt: list[int]) -> float:
-        line.begin()
+    def ttft_s(self, prompt: list[int]) -> float:
+        """Return the seconds to a prompt's first token."""
+        self._line.begin()
         began_s = time.perf_counter()
-        llm.generate(
-            [TokensPrompt(prompt_token_ids=prompt)],
-            SamplingParams(temperature=0, max_tokens=1, ignore_eos=True),
-            use_tqdm=False,
-        )
+        self._llm.generate([{"prompt_token_ids": prompt}], self._sampling, use_tqdm=False)
         return time.perf_counter() - began_s
 
-    def forget() -> bool:
-        return bool(llm.llm_engine.reset_prefix_cache())
+    def forget(self) -> bool:
+        """Empty vLLM's own cache."""
+        return bool(self._llm.llm_engine.reset_prefix_cache())
 
-    def flush() -> bool:
-        return bool(promiser().store.flush(120.0))
+    def flush(self) -> bool:
+        """Wait until what was stored is on the disk."""
+        return bool(self._promiser.store.flush(120.0))
 
-    def decide_by(policy: str) -> None:
-        """Let another policy decide, which knows what steps take and nothing of the line."""
-        decider, sizes = promiser().decider, promiser().decider.sizes
-        steps = decider.costs.known().steps
+    def block_bytes(self) -> int:
+        """Return the bytes of a block."""
+        return int(self._promiser.decider.sizes.block_bytes)
+
+    def decide_by(self, policy: str) -> None:
+        """Let another policy decide; each knows what steps took before, and has a book of its own since."""
+        decider, sizes = self._promiser.decider, self._promiser.decider.sizes
+        if policy not in self._books:
+            steps = decider.costs.known().steps
+            known = KnownCosts(steps)
+            self._books[policy] = CostBook(sizes.block_bytes, "host", known, sizes.chunk_tokens)
         decider.policy = builtin_registry().get(Kind.RELOAD, policy)()
-        decider.costs = CostBook(sizes.block_bytes, "host", KnownCosts(steps), sizes.chunk_tokens)
+        decider.costs = self._books[policy]
 
     def set_line(
-        bytes_per_s: float | None = None, slower_after_bytes: int | None = None, *, is_stalled: bool = False
+        self,
+        bytes_per_s: float | None = None,
+        slower_after_bytes: int | None = None,
+        *,
+        is_stalled: bool = False,
     ) -> None:
-        line.set(bytes_per_s or _UNLIMITED, slower_after_bytes, is_stalled=is_stalled)
+        """Change the line; what was learnt of it is forgotten."""
+        self._books.clear()
+        self._line.set(bytes_per_s or _UNLIMITED, slower_after_bytes, is_stalled=is_stalled)
 
+
+def load() -> Mapping[str, Command]:
+    """Load the model and return what it can be asked."""
+    side = ConnectedVllm(*sys.argv[1:])
     return {
-        "ttft_s": ttft_s, "forget": forget, "flush": flush, "decide_by": decide_by, "set_line": set_line,
-        "block_bytes": lambda: promiser().decider.sizes.block_bytes,
+        "ttft_s": side.ttft_s, "forget": side.forget, "flush": side.flush, "block_bytes": side.block_bytes,
+        "decide_by": side.decide_by, "set_line": side.set_line,
     }  # fmt: skip
 
 

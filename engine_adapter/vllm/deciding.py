@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 
 _UNKNOWN_COMPUTE = ComputeCost(0.0, 1e-3, 0.0)
 _UNKNOWN_LOAD = LoadCost(0.005, 500e6)
-_PATIENCE_SHARE = 0.03
+_PATIENCE_SHARE = 0.04
+_ANSWER_SHARE = 0.03
 _LEAST_PATIENCE_S = 0.01
 _LEAST_ANSWER_S = 0.005
 _MOST_PLANNED = 64
@@ -77,7 +78,7 @@ class Decider:
     def answer_s(self, num_tokens: int) -> float:
         """Return how long the answer of shared media may take: a small share of what computing takes."""
         cost = self.costs.compute() or _UNKNOWN_COMPUTE
-        return max(_LEAST_ANSWER_S, _PATIENCE_SHARE * cost.prefill_s(0, num_tokens, self.sizes.chunk_tokens))
+        return max(_LEAST_ANSWER_S, _ANSWER_SHARE * cost.prefill_s(0, num_tokens, self.sizes.chunk_tokens))
 
     def unheard(self, tiers: Sequence[str | None], now_s: float) -> frozenset[str]:
         """Return those of ``tiers`` of which nothing was heard for long, or ever."""

@@ -86,7 +86,7 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         work = work_of((start, start + num) for _, start, num in parts)
         number = self._decider.note_planned(work, self._store.now_s())
-        return Step(number, loads, stores, self._num_failures)
+        return Step(number, loads, stores, self._num_failures, is_idle=not parts)
 
     def note_output(self, finished: Iterable[str], failed_ids: set[int], told: Told) -> None:
         """Note what the workers say of a step that is over."""

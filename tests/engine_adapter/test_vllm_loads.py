@@ -33,7 +33,7 @@ class SlowStore:
     def lookup(self, keys: Any) -> Hit:
         return Hit(keys, ("disk",) * len(keys), (), self.now + 30, self._released)
 
-    def load(self, hit: Hit, index: int, deadline_s: float, on_done: Callable[[], None]) -> Ticket:
+    def load(self, _hit: Hit, _index: int, _deadline_s: float, on_done: Callable[[], None]) -> Ticket:
         transfer = Transfer()
         self.transfers.append(transfer)
         ticket = transfer.join(on_done)

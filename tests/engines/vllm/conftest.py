@@ -43,13 +43,13 @@ def run_vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         do: Sequence[dict[str, Any]],
         connector: dict[str, Any] | None = None,
         *,
-        folder_of: Path | None = None,
+        events: str = "",
         **options: Any,
     ) -> list[Any]:
         out = folder / f"{len(list(folder.iterdir()))}.json"
         told = {
-            "model": str(folder_of or model), "do": list(do), "connector": connector, "options": options,
-            "out": str(out),
+            "model": str(model), "do": list(do), "connector": connector, "options": options,
+            "out": str(out), "events": events,
         }  # fmt: skip
         done = subprocess.run(
             [PYTHON, str(SCRIPT)], input=json.dumps(told), text=True, env=os.environ | ENVIRONMENT,

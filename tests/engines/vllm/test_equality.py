@@ -10,6 +10,8 @@ import pytest
 
 from tests.engines.vllm.conftest import Run
 
+pytestmark = pytest.mark.timeout(900)
+
 LOAD = {"reload_policy": "always-load"}
 
 

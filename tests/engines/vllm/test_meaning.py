@@ -12,6 +12,8 @@ from engine_adapter.serving_config import SidecarConfig, TierSetup
 from engine_adapter.sidecar import open_sidecar
 from tests.engines.vllm.conftest import Run
 
+pytestmark = pytest.mark.timeout(900)
+
 IN_MEMORY = {"host_bytes": 256 << 20, "reload_policy": "always-load"}
 WHOLE = 992  # of the first prompt of 1,000 tokens, in blocks of 32
 

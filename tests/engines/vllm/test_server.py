@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines.vllm.conftest import ENVIRONMENT, PYTHON
+from tests.engines.vllm.conftest import ENVIRONMENT
 from tests.engines.vllm.test_meaning import IN_MEMORY, WHOLE, free_port
+
+pytestmark = pytest.mark.timeout(900)
 
 START_S = 400.0
 
@@ -27,7 +30,7 @@ def client(model: Path, tmp_path: Path) -> Iterator[httpx.Client]:
         "kv_role": "kv_both", "kv_connector_extra_config": IN_MEMORY | {"cache_path": str(tmp_path)},
     }  # fmt: skip
     words = [
-        PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
         "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", "--max-model-len", 2048,
         "--enforce-eager", "--block-size", 32, "--kv-transfer-config", json.dumps(transfer),
         "--enable-prompt-tokens-details",

@@ -23,6 +23,7 @@ _PATIENCE_SHARE = 0.04
 _ANSWER_SHARE = 0.03
 _LEAST_PATIENCE_S = 0.01
 _LEAST_ANSWER_S = 0.005
+_TELLING_RATIO = 4
 _MOST_PLANNED = 64
 
 
@@ -59,7 +60,7 @@ class Decider:
             prompt_tokens=num_tokens,
             block_tokens=self.sizes.block_tokens,
             block_bytes=self.sizes.block_bytes,
-            compute=replace(self.costs.compute() or _UNKNOWN_COMPUTE, loaded_byte_s=0.0),
+            compute=self._compute(),
             loads=self.costs.loads(now_s),
             chunk_tokens=self.sizes.chunk_tokens,
             position=num_ready * self.sizes.block_tokens,
@@ -77,7 +78,7 @@ class Decider:
 
     def answer_s(self, num_tokens: int) -> float:
         """Return how long the answer of shared media may take: a small share of what computing takes."""
-        cost = self.costs.compute() or _UNKNOWN_COMPUTE
+        cost = self._compute()
         return max(_LEAST_ANSWER_S, _ANSWER_SHARE * cost.prefill_s(0, num_tokens, self.sizes.chunk_tokens))
 
     def unheard(self, tiers: Sequence[str | None], now_s: float) -> frozenset[str]:
@@ -106,6 +107,20 @@ class Decider:
             if number == told.number and (work.tokens or work.decodes):
                 self.costs.note_step(work, took_s, now_s)
         self._last_s = now_s
+
+    def _compute(self) -> ComputeCost:
+        """Return what computing costs.
+
+        From steps of one size alone nobody can tell what a token takes from what a step takes: then it is
+        the tokens.
+        """
+        cost = replace(self.costs.compute() or _UNKNOWN_COMPUTE, loaded_byte_s=0.0)
+        works = [step.work for step in self.costs.known().steps]
+        sizes = [work.tokens + work.decodes for work in works]
+        if not sizes or max(sizes) >= _TELLING_RATIO * min(sizes):
+            return cost
+        work = max(works, key=lambda work: work.tokens + work.decodes)
+        return ComputeCost(0.0, cost.of(work) / max(sizes), 0.0)
 
     def _learn_loads(self, told: Told) -> None:
         for copy_s in told.copies_s:

@@ -176,6 +176,18 @@ def test_a_step_that_was_planned_while_another_was_made_takes_from_its_end_on() 
     assert cost.of(Work.prefill(0, 100)) == pytest.approx(4.0)
 
 
+def test_steps_of_one_size_refuse_no_hit() -> None:
+    made = decider()
+    for number in range(5):
+        step = made.note_planned(Work.prefill(0, 100), number * 10.0)
+        made.note_made(Told(step), number * 10.0 + 5.0)
+    arrived = [Arrived("disk", 60.0, 60.0 + 0.001 * (index + 1), 100) for index in range(20)]
+    made.note_made(Told(arrived=arrived), 61.0)
+    leading = made.decide(["disk"] * 10, 0, 101, 62.0)
+    assert leading.num_blocks == 10
+    assert leading.if_computed_s == pytest.approx(5.05)
+
+
 def test_a_step_that_nobody_told_of_is_passed_over() -> None:
     made = decider()
     made.note_planned(Work.prefill(0, 100), 0.0)

@@ -30,10 +30,10 @@ def client(model: Path, tmp_path: Path) -> Iterator[httpx.Client]:
         "kv_role": "kv_both", "kv_connector_extra_config": IN_MEMORY | {"cache_path": str(tmp_path)},
     }  # fmt: skip
     words = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
-        "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", "--max-model-len", 2048,
-        "--enforce-eager", "--block-size", 32, "--kv-transfer-config", json.dumps(transfer),
-        "--enable-prompt-tokens-details",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
+        "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16",
+        "--max-model-len", 2048, "--enforce-eager", "--block-size", 32, "--kv-transfer-config",
+        json.dumps(transfer), "--enable-prompt-tokens-details",
     ]  # fmt: skip
     environment = ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = (tmp_path / "server.log").open("w+")

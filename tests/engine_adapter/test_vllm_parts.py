@@ -220,14 +220,24 @@ def test_the_work_of_a_step_is_that_of_its_requests() -> None:
 
 def test_both_sides_share_a_store_and_the_last_one_closes_it() -> None:
     stores, settings = OpenStores(), AdapterSettings(host_bytes=2**20)
-    assert not stores.has("engine")
-    one, other = (stores.open("engine", settings, 64) for _ in range(2))
+    one, other = stores.open("engine", settings, 64), stores.join("engine", settings, 64)
     assert one is other
     stores.close("engine")
-    assert stores.has("engine")
     assert one.put(NAMESPACE, b"k" * 16, b"", memoryview(bytes(64)))
     stores.close("engine")
-    assert not stores.has("engine")
+    assert not one.put(NAMESPACE, b"l" * 16, b"", memoryview(bytes(64)))
+
+
+def test_a_worker_serves_its_store_to_the_engines_other_processes() -> None:
+    here, there, settings = OpenStores(), OpenStores(), AdapterSettings(host_bytes=2**20)
+    own = here.open("an engine", settings, 64, is_served=True)
+    other = there.join("an engine", settings, 64)
+    assert own.put(NAMESPACE, b"k" * 16, b"", memoryview(bytes(64)))
+    hit = other.lookup([b"k" * 16])
+    assert hit.tiers == ("host",)
+    hit.release()
+    there.close("an engine")
+    here.close("an engine")
 
 
 def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Any) -> None:

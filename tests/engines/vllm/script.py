@@ -35,7 +35,10 @@ def main() -> None:
     heard = None
     if told.get("events"):
         options["kv_events_config"] = KVEventsConfig(
-            enable_kv_cache_events=True, publisher="zmq", endpoint=told["events"], topic=""
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=told["events"].replace("127.0.0.1", "*"),
+            topic="",
         )
         heard = _listener(told["events"])
     llm = LLM(told["model"], **options | told.get("options", {}))

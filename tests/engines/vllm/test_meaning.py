@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from tests.engines.vllm.conftest import Run
 
 pytestmark = pytest.mark.timeout(900)
 
-IN_MEMORY = {"host_bytes": 256 << 20, "reload_policy": "always-load"}
+LOAD = {"reload_policy": "always-load"}
+IN_MEMORY = LOAD | {"host_bytes": 256 << 20}
 WHOLE = 992  # of the first prompt of 1,000 tokens, in blocks of 32
 
 
@@ -85,18 +87,21 @@ def server(tmp_path: Path) -> Iterator[str]:
     sidecar.close()
 
 
-def test_two_ranks_and_a_server_as_the_store(
-    run_vllm: Run, prompts: list[list[int]], server: str, tmp_path: Path
+def test_two_ranks_with_tiers_of_their_own(
+    run_vllm: Run, prompts: list[list[int]], own_store: dict[str, Any]
 ) -> None:
-    connector = {"store": server, "cache_path": str(tmp_path / "cache"), "reload_policy": "always-load"}
     ask = [{"generate": [prompt], "max_tokens": 8} for prompt in prompts[:2]]
-    alone = run_vllm(ask, connector, block_size=32)
-    for tensor_parallel_size in (1, 2):
-        answers = [
-            run_vllm(ask, connector, block_size=32, tensor_parallel_size=tensor_parallel_size)
-            for _ in range(tensor_parallel_size)
-        ]
-        assert [answer["cached"] for (answer,) in answers[-1]] == [WHOLE, 480]
-        assert [answer["tokens"] for (answer,) in answers[-1]] == [
-            answer["tokens"] for (answer,) in (alone if tensor_parallel_size == 1 else answers[0])
-        ]
+    options = {"block_size": 32, "tensor_parallel_size": 2}
+    stored, loaded = (run_vllm(ask, own_store | LOAD, **options) for _ in range(2))
+
+    assert [answer["cached"] for (answer,) in loaded] == [WHOLE, 480]
+    assert [answer["tokens"] for (answer,) in loaded] == [answer["tokens"] for (answer,) in stored]
+
+
+def test_a_server_as_the_store(run_vllm: Run, prompts: list[list[int]], server: str, tmp_path: Path) -> None:
+    connector = LOAD | {"store": server, "cache_path": str(tmp_path / "cache")}
+    ask = [{"generate": [prompt], "max_tokens": 8} for prompt in prompts[:2]]
+    stored, loaded = (run_vllm(ask, connector, block_size=32) for _ in range(2))
+
+    assert [answer["cached"] for (answer,) in loaded] == [WHOLE, 480]
+    assert [answer["tokens"] for (answer,) in loaded] == [answer["tokens"] for (answer,) in stored]

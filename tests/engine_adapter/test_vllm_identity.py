@@ -91,9 +91,9 @@ def test_other_weights_under_the_same_name_make_another_namespace(model: Path, t
 
 
 def test_the_longest_prompt_matters_where_positions_depend_on_it(model: Path, tmp_path: Path) -> None:
-    plain = {"model_config__max_model_len": 4096}
+    plain: dict[str, Any] = {"model_config__max_model_len": 4096}
     assert digest(model, tmp_path, **plain) == digest(model, tmp_path)
-    long = {"model_config__hf_text_config": Facts(rope_parameters={"rope_type": "longrope"})}
+    long: dict[str, Any] = {"model_config__hf_text_config": Facts(rope_parameters={"rope_type": "longrope"})}
     assert digest(model, tmp_path, **plain, **long) != digest(model, tmp_path, **long)
 
 

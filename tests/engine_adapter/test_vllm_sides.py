@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from backends.faulty import Fault, Operation, fail, flip_byte, stall
 from kvstore.arena import Arena
 from kvstore.store import StoreConfig, TieredStore
-from tests.engine_adapter.rig import host_tier, slow_tier
+from tests.engine_adapter.rig import host_tier, moody, slow_tier
 from tests.engine_adapter.vllm_rig import BLOCK, Vllm, request
 
 PROMPT = list(range(3, 3 + 42))
@@ -327,3 +328,24 @@ def test_a_memory_that_is_full_drops_blocks(opened: OpenVllm) -> None:
     vllm.serve(request(PROMPT))
     assert vllm.serve(request(PROMPT)).num_loaded < WHOLE
     store.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_whatever_the_medium_does_every_block_is_right_and_nothing_is_left_held(
+    opened: OpenVllm, seed: int, ranks: int
+) -> None:
+    random = Random(seed)
+    script = [Fault(Operation.GET, moody(random)), Fault(Operation.PUT, moody(random))]
+    vllm = opened(script, ranks=ranks, loading=random.choice(["sync", "async"]), load_deadline_s=2.0)
+    for _ in range(15):
+        prompt = PROMPT[: random.randrange(1, 43)] + [9] * random.randrange(1, 12)
+        num_local = random.randrange(len(prompt)) // BLOCK * BLOCK if random.random() < 0.3 else 0
+        vllm.serve(request(prompt), random.randrange(1, 30), num_local, may_fail=True)
+        vllm.wipe()
+        if random.random() < 0.3:
+            flush(vllm)
+    assert vllm.faults.take() == 0
+    flush(vllm)
+    assert vllm.side._requests == {}
+    vllm.store.check()  # type: ignore[attr-defined]

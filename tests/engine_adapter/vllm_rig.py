@@ -5,6 +5,7 @@ What a block should hold follows from the tokens up to its end alone, so a wrong
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -106,6 +107,7 @@ class Vllm:
         )
         self.free = list(range(NUM_BLOCKS))
         self.counted: dict[str, int] = {}
+        self.num_finished: Counter[str] = Counter()
 
     def serve(self, asked: Any, chunk: int = 1000, num_local: int = 0, *, may_fail: bool = False) -> Served:
         """Serve a request as vLLM does, up to its first token; its blocks must be right."""
@@ -114,9 +116,15 @@ class Vllm:
         self.compute(asked, block_ids, 0, num_local)
         num_loaded, is_async = self.admit(asked, block_ids, num_local)
         position, num_steps = num_local + num_loaded, 0
-        while is_async and not self.step({}, may_fail=may_fail).finished & {asked.request_id}:
+        failed = set[int]()
+        while is_async:
+            made = self.step({}, may_fail=may_fail)
+            failed |= made.failed
             num_steps += 1
-        if is_async and self.last_failed:
+            if asked.request_id in made.finished:
+                break
+        self.last_failed = failed
+        if failed:
             position = self.first_failed(block_ids) * BLOCK
             num_loaded = position - num_local
             if not position:
@@ -163,19 +171,20 @@ class Vllm:
         self, planned: Step, parts: dict[str, tuple[Any, list[int], int, int]], *, may_fail: bool
     ) -> Any:
         """Make a planned step on all workers."""
-        finished, failed, told = list[set[str]](), set[int](), Told(planned.number)
+        failed, told, done = set[int](), Told(planned.number), set[str]()
         for worker in self.workers:
             worker.start_loads(planned, self.faults)
         for asked, block_ids, start, end in parts.values():
             self.compute(asked, block_ids, start, end)
         for worker in self.workers:
             self.faults.caught(lambda worker=worker: worker.store_blocks(planned), None)  # type: ignore[misc]
-            finished.append(worker.finished_loads(set(), self.faults))
+            for name in worker.finished_loads(set(), self.faults):
+                self.num_finished[name] += 1
+                done |= {name} if self.num_finished[name] == self.num_ranks else set()
             failed |= worker.take_failed()
             told.add(worker.take_told(self.faults.take()))
         assert may_fail or not failed
         self.last_failed = failed
-        done = set.intersection(*finished)
         self.side.note_output(done, failed, told)
         for name, amount in self.side.counts.take().items():
             self.counted[name] = self.counted.get(name, 0) + amount

@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_COMPUTE = ComputeCost(0.0, 1e-3, 0.0)
 _UNKNOWN_LOAD = LoadCost(0.005, 500e6)
 _PATIENCE_SHARE = 0.04
+_USUAL, _GAIN_SHARE = 1.5, 0.5
 _ANSWER_SHARE = 0.03
 _LEAST_PATIENCE_S = 0.01
 _LEAST_ANSWER_S = 0.005
@@ -73,8 +74,13 @@ class Decider:
             return Leading(0, 0.0, 0.0)
 
     def patience_s(self, leading: Leading) -> float:
-        """Return how much longer than computing a load may take before it is given up."""
-        return max(_LEAST_PATIENCE_S, _PATIENCE_SHARE * leading.if_computed_s)
+        """Return how much longer than computing a load may take before it is given up.
+
+        That is little, but what the first block was found to take, and half of it.
+        """
+        gain_s = max(0.0, leading.if_computed_s - leading.ttft_s)
+        usual_s = min(_USUAL * leading.first_s, _GAIN_SHARE * gain_s)
+        return max(_LEAST_PATIENCE_S, _PATIENCE_SHARE * leading.if_computed_s, usual_s)
 
     def answer_s(self, num_tokens: int) -> float:
         """Return how long the answer of shared media may take: a small share of what computing takes."""

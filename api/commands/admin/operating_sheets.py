@@ -1,0 +1,31 @@
+"""Settings and the log, as tables for people."""
+
+from __future__ import annotations
+
+from api.commands.admin.sheets import Answer, Sheet, ago, listing, sheet, short, size
+
+
+def config_sheets(answer: Answer, _: float) -> list[Sheet]:
+    """Return all settings."""
+    rows = ((one["name"], _value(one), " " if one["is_default"] else "set") for one in answer["data"])
+    return [sheet("setting|value|", rows)]
+
+
+def log_sheets(answer: Answer, now_s: float) -> list[Sheet]:
+    """Return what was done by whom."""
+    rows = (
+        (
+            f"{ago(entry['at'], now_s)} ago", entry["who"], short(entry["tenant"]), entry["action"],
+            ", ".join(f"{name} {value}" for name, value in entry["on"].items()), entry["outcome"],
+            entry["job"],
+        )
+        for entry in answer["data"]
+    )  # fmt: skip
+    return listing(answer, "when|who|tenant|action|on|outcome|job", rows, "administrative actions")
+
+
+def _value(setting: Answer) -> object:
+    value = setting["value"]
+    if isinstance(value, int) and setting["name"].endswith("_bytes"):
+        return size(value)
+    return "none" if value in (None, {}) else value

@@ -117,6 +117,14 @@ def test_what_cannot_be_kept_is_refused(
     assert refused.value.setting == named
 
 
+def test_codes_are_not_compared_as_numbers(model: Path, tmp_path: Path) -> None:
+    told, cache = configured(model, cache_config__cache_dtype="fp8")
+    settings = AdapterSettings(mode="verify", cache_path=str(tmp_path))
+    with pytest.raises(ConfigError) as refused:
+        engine_namespace(told, cache, settings, "0.32.0")
+    assert refused.value.setting == "mode"
+
+
 def test_weights_that_cannot_be_read_must_be_named(tmp_path: Path) -> None:
     folder = tmp_path / "gguf"
     folder.mkdir()

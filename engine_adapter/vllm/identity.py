@@ -1,0 +1,171 @@
+"""What makes equal tokens give other keys and values in vLLM: the namespaces of an engine."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine_adapter.engine.request import Mode
+from engine_adapter.vllm.orders import Scope
+from engine_adapter.vllm.settings import AdapterSettings
+from kvstore.errors import ConfigError
+from kvstore.namespace import Namespace, canonical_json, salt_digest
+from kvstore.weights import weights_digest
+
+_log = logging.getLogger(__name__)
+
+_DIGESTS = "weight_digests.json"
+# Of a model's configuration these say nothing of its keys and values, but differ between copies of it.
+_NO_MATTER = {"_name_or_path", "transformers_version", "architectures", "use_cache", "_attn_implementation"}
+
+
+def engine_namespace(
+    vllm_config: Any, kv_cache_config: Any, settings: AdapterSettings, version: str
+) -> Namespace:
+    """Return what all requests of an engine have in common; of rank 0.
+
+    Reads the weights' files unless their digest is remembered. Raises ``ConfigError`` where it cannot be
+    told which weights these are, or for what cannot be cut into blocks that stand for themselves.
+    """
+    _refuse_unfit(vllm_config, kv_cache_config, settings)
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    return Namespace(
+        weights=_weights(str(model.model), getattr(model, "revision", None), settings),
+        model_config=canonical_json(_model_facts(model)),
+        compute_dtype=dtype,
+        kv_dtype=dtype if cache.cache_dtype == "auto" else str(cache.cache_dtype),
+        block_tokens=int(cache.block_size),
+        layout=_layout(vllm_config, kv_cache_config, version),
+        tp_size=int(vllm_config.parallel_config.tensor_parallel_size),
+        label=f"{Path(str(model.model)).name} in vLLM",
+    )
+
+
+def of_scope(namespace: Namespace, scope: Scope, rank: int) -> Namespace:
+    """Return the namespace of requests with that adapter and salt, for one tensor-parallel rank."""
+    return replace(namespace, lora=scope.lora, salt=scope.salt, tp_rank=rank)
+
+
+class Scopes:
+    """Tells requests apart by adapter and salt; an adapter's files are read once.
+
+    ``generation`` is begun anew when the engine forgets all it knew, as after a change of its weights.
+    """
+
+    def __init__(self, remembered: Path) -> None:
+        self.generation = ""
+        self._remembered = remembered
+        self._adapters: dict[tuple[str, int, str], str | None] = {}
+
+    def of(self, request: Any) -> Scope | None:
+        """Return a request's scope; ``None``: its prompt is more than tokens, or its adapter unknown."""
+        # A session's prompt may be changed after it was hashed.
+        is_plain = not request.mm_features and request.prompt_embeds is None and not request.resumable
+        lora = self._adapter(request.lora_request) if request.lora_request else ""
+        if not is_plain or lora is None:
+            return None
+        secrets = [text for text in (self.generation, request.cache_salt or "") if text]
+        return Scope(lora, salt_digest("\n".join(secrets)) if secrets else "")
+
+    def _adapter(self, lora: Any) -> str | None:
+        about = str(lora.lora_name), int(lora.lora_int_id), str(lora.lora_path)
+        if about not in self._adapters or getattr(lora, "load_inplace", False):
+            self._adapters[about] = _adapter_digest(Path(lora.lora_path), self._remembered)
+        return self._adapters[about]
+
+
+def remembered_digests(settings: AdapterSettings) -> Path:
+    """Return the file that remembers digests of weights."""
+    return Path(settings.cache_path).expanduser() / _DIGESTS
+
+
+def _adapter_digest(folder: Path, remembered: Path) -> str | None:
+    try:
+        weights = weights_digest(folder, remembered)
+        config = (folder / "adapter_config.json").read_bytes()
+    except (ConfigError, OSError) as error:
+        _log.warning("requests with the adapter in %s are neither loaded nor stored: %s", folder, error)
+        return None
+    return blake2b(weights.encode() + config, digest_size=16).hexdigest()
+
+
+def _weights(model: str, revision: str | None, settings: AdapterSettings) -> str:
+    if settings.weights:
+        return blake2b(settings.weights.encode(), digest_size=16, person=b"prefixd-named").hexdigest()
+    folder = Path(model)
+    if not folder.is_dir():
+        folder = _hub_folder(model, revision)
+    try:
+        return weights_digest(folder, remembered_digests(settings))
+    except ConfigError as error:
+        raise ConfigError("weights", f"{error.reason}: say what they are in the setting weights") from error
+
+
+def _hub_folder(model: str, revision: str | None) -> Path:
+    """Return where the hub's library has put a model; nothing is fetched."""
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - vLLM brings it
+
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    if not isinstance(found, str):
+        raise ConfigError("weights", f"the files of {model} are not found: say what they are in this setting")
+    return Path(found).parent
+
+
+def _model_facts(model: Any) -> dict[str, Any]:
+    config: Mapping[str, Any] = model.hf_text_config.to_dict()
+    facts = {name: _plain(value) for name, value in config.items() if name not in _NO_MATTER}
+    facts["vllm_quantization"] = str(model.quantization)
+    facts["vllm_disable_sliding_window"] = bool(getattr(model, "disable_sliding_window", False))
+    # These positions are embedded otherwise where prompts may be longer.
+    if any(kind in repr(facts) for kind in ("longrope", "dynamic")):
+        facts["vllm_max_model_len"] = int(model.max_model_len)
+    return facts
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it; what it has not, as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+def _layout(vllm_config: Any, kv_cache_config: Any, version: str) -> str:
+    """Say how vLLM lays keys and values out in a block: its version and backend, the machine, the shapes."""
+    specs = [(list(group.layer_names), str(group.kv_cache_spec)) for group in kv_cache_config.kv_cache_groups]
+    facts = (
+        f"vllm {version}", str(getattr(vllm_config, "attention_config", "")), _machine(vllm_config),
+        str(kv_cache_config.kv_cache_layout), repr(specs),
+    )  # fmt: skip
+    return f"vllm {version}, {blake2b(repr(facts).encode(), digest_size=16).hexdigest()}"
+
+
+def _machine(vllm_config: Any) -> str:
+    kind = str(vllm_config.device_config.device_type)
+    if kind != "cpu":
+        return f"{kind} {torch.cuda.get_device_name() if torch.cuda.is_available() else ''}"
+    has_tiles = torch.cpu._is_amx_tile_supported()
+    return f"cpu {platform.machine()} amx={has_tiles} avx512={torch.cpu._is_avx512_supported()}"
+
+
+def _refuse_unfit(vllm_config: Any, kv_cache_config: Any, settings: AdapterSettings) -> None:
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError("pipeline_parallel_size", "prefixes are not kept with more than 1")
+    if getattr(parallel, "decode_context_parallel_size", 1) > 1:
+        raise ConfigError("decode_context_parallel_size", "prefixes are not kept with more than 1")
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise ConfigError("model", "its layers keep caches of several kinds, which are not kept yet")
+    if "fp8" in str(cache.cache_dtype) and getattr(cache, "calculate_kv_scales", False):
+        raise ConfigError("calculate_kv_scales", "scales differ from start to start: keep them in the model")
+    if "fp8" in str(cache.cache_dtype) and settings.mode == Mode.VERIFY.value:
+        raise ConfigError("mode", "verify compares numbers, and those in fp8 are kept as codes")

@@ -10,6 +10,7 @@ from typing import Any
 from kvstore.absences import Absence, Cause
 from kvstore.clock import Clock
 from kvstore.errors import InvariantError, LeaseExpiredError, StoreClosedError
+from kvstore.frame import copy
 from kvstore.interface import Asked, HeldMemory
 from kvstore.leases import Hit
 from kvstore.loading import OnDone, Ticket
@@ -158,7 +159,7 @@ class RemoteStore:
         reservation = self._reserve(offer, _PUT_WAIT_S)
         if reservation is None:
             return False
-        reservation.view[:] = payload
+        copy(payload, reservation.view)
         reservation.commit()
         return True
 

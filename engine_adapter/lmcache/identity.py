@@ -11,6 +11,8 @@ LMCache is not imported here: keys and objects are read as they come.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +48,12 @@ def layout_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> Layout:
         tuple(tuple(int(size) for size in shape) for shape in shapes),
         tuple(str(dtype).removeprefix("torch.") for dtype in dtypes),
     )
+
+
+def num_bytes_of(layout: Layout) -> int:
+    """Return the length of an object that is laid out so."""
+    parts = zip(layout.shapes, layout.dtypes, strict=True)
+    return sum(math.prod(shape) * _width_bytes(dtype) for shape, dtype in parts)
 
 
 def layout_of_object(memory: Any) -> Layout:
@@ -122,6 +130,12 @@ class Namespaces:
                 if len(self._known) > _MOST_NAMESPACES:
                     self._known.popitem(last=False)
             return namespace
+
+
+def _width_bytes(dtype: str) -> int:
+    """Return the length of a number, by the bits in its type's name: ``bfloat16``, ``float8_e4m3fn``."""
+    bits = re.search(r"[a-z](\d+)", dtype)
+    return max(1, int(bits[1]) // 8) if bits else 1
 
 
 def place_in(namespace: Namespace, chunk_hash: bytes) -> Place:

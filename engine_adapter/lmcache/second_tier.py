@@ -49,12 +49,19 @@ class SecondTier:
         self.counts: Counter[str] = Counter()
         self.locks = Locks()
         self.costs = LoadCosts(store.now_s)
+        self.chunk_tokens = settings.chunk_tokens
+        self.prefill_tokens_per_s = settings.prefill_tokens_per_s
         self._store = store
         self._settings = settings
         self._mode = Mode(settings.mode)
         self._namespaces = Namespaces(Identity(version, settings.chunk_tokens, settings.weights))
         self._witnesses = Witnesses(store, settings.verify_share, settings.load_deadline_s, compare)
         self._counting = Lock()
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """The store's tiers from the fastest."""
+        return self._store.tier_names
 
     def place(self, key: Any, layout: Layout | None = None) -> Place | None:
         """Return where a chunk is kept; ``None``: its layout is not known."""

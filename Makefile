@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 CACHE  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/prefixd
 MODEL  ?= $(CACHE)/SmolLM2-135M-Instruct
+# Engines that the adapters are tried in; each has a folder in tests/engines with its pins and its tests.
+ENGINES := sglang
 
 # Torch, and what else computes here, uses the cores this process may use.
 export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
@@ -14,10 +16,12 @@ export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench lock clean
+ENGINE_TESTS := $(ENGINES:%=test-%)
+
+.PHONY: help setup demo test test-engines $(ENGINE_TESTS) lint format bench lock clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(READY)  ## set up .venv from requirements.lock
 
@@ -36,6 +40,20 @@ demo: setup  ## see a real model answer from cached prefixes
 
 test: setup  ## run all tests
 	$(BIN)/python -m pytest
+
+test-engines: $(ENGINE_TESTS)  ## try the adapters in the engines themselves, each in an environment of its own
+
+$(ENGINE_TESTS): test-%: .engines/%/.ready
+	.engines/$*/bin/python -m pytest --confcutdir=tests/engines tests/engines/$*
+
+# Torch and its kin first and by pip, as above; all else is what the file names, so that an engine's pins are kept.
+.engines/%/.ready: tests/engines/%/requirements.txt | setup
+	@test -x .engines/$*/bin/python || $(PYTHON) -m venv .engines/$*
+	@grep -E '^torch(vision|audio)?==' $< > .engines/$*/first.txt
+	@{ .engines/$*/bin/python -m pip install --disable-pip-version-check -r .engines/$*/first.txt -c $< && \
+		$(BIN)/uv pip install --python .engines/$*/bin/python --no-deps -r $<; } || \
+		{ echo "prefixd: $* IS NOT TESTED: the packages named in $< cannot be installed here" >&2; exit 1; }
+	@touch $@
 
 lint: setup  ## check style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -61,5 +79,5 @@ lock: setup  ## pin the newest versions that pyproject.toml allows
 		--no-annotate --custom-compile-command 'make lock'
 
 clean:  ## remove .venv and everything made
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .engines build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

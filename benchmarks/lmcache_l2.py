@@ -3,10 +3,10 @@
     python benchmarks/lmcache_l2.py --lmcache PYTHON [--rounds N] [--json FILE]
 
 Each adapter stores fresh chunks, then they are looked up and loaded: of 2 MiB and of 32 MiB, all in one
-process, in turns, in another order each round, beside a memcpy of the same bytes by one thread. ``memory``,
-``disk``, ``redis`` and ``sidecar`` are ours: each with that tier alone, the last through a socket. ``fs_native``
-reads from the page cache, ``fs_native_direct`` past it, as our disk tier does. A figure is the median over
-rounds, a ratio the median of the ratios within a round. Leave the machine alone meanwhile.
+process, in turns, in another order each round, beside a memcpy of the same bytes by one thread. Ours are
+``memory``, ``disk``, ``redis`` and ``sidecar``: each with that tier alone, the last through a socket.
+``fs_native`` reads from the page cache, ``fs_native_direct`` past it, as our disk tier does. A figure is the
+median over rounds, a ratio the median of the ratios within a round. Leave the machine alone meanwhile.
 
 LMCache needs an environment of its own, whose interpreter ``--lmcache`` names: ``make test-lmcache`` makes one.
 """
@@ -102,9 +102,7 @@ def _specs(stack: ExitStack) -> dict[str, dict[str, Any]]:
     return {
         "memory": _ours(host_bytes=_KEPT_BYTES),
         "disk": _ours(host_bytes=0, disk_bytes=_KEPT_BYTES, disk_path=str(folder / "ours")),
-        "redis": _ours(
-            host_bytes=0, redis_url=f"redis://127.0.0.1:{valkey}", redis_bytes=_KEPT_BYTES
-        ),
+        "redis": _ours(host_bytes=0, redis_url=f"redis://127.0.0.1:{valkey}", redis_bytes=_KEPT_BYTES),
         "sidecar": _ours(store=address),
         "fs_native": {"type": "fs_native", "base_path": str(folder / "theirs")},
         "fs_native_direct": {"type": "fs_native", "base_path": str(folder / "direct"), "use_odirect": True},

@@ -1,4 +1,4 @@
-"""LMCache's second tiers as a side of ``benchmarks/lmcache_l2.py``: ADAPTERS (JSON, by name), NUM_KEYS, NUM_BYTES.
+"""LMCache's second tiers as a side of ``benchmarks/lmcache_l2.py``: ADAPTERS (JSON), NUM_KEYS, NUM_BYTES.
 
 Runs in LMCache's own environment, for LMCache 0.5.6; each adapter is made and asked as its server does it.
 """

@@ -1,8 +1,8 @@
 """LMCache's server with our store as its second tier.
 
 LMCache loads it by ``--l2-adapter '{"type": "plugin", "module_path": "engine_adapter.lmcache",
-"class_name": "PrefixdL2Adapter", "adapter_params": {...}}'``; ``python -m engine_adapter.lmcache server ...`` is
-its command with our prefetch policy beside its own.
+"class_name": "PrefixdL2Adapter", "adapter_params": {...}}'``. Its command with our prefetch policy beside its
+own is ``python -m engine_adapter.lmcache server ...``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LMCache's command, with our prefetch policy among those it knows: ``python -m engine_adapter.lmcache server``.
+"""LMCache's command, knowing our prefetch policy too: ``python -m engine_adapter.lmcache server ...``.
 
 LMCache asks for the names of policies when it builds its parser, before it loads any plugin.
 """

@@ -79,13 +79,13 @@ class PrefixdL2Adapter(L2AdapterInterface):  # type: ignore[misc] # LMCache has 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         return self._stores.take_all()
 
-    def submit_lookup_and_lock_task(
-        self, keys: Sequence[Any], group_layout_descs: Mapping[int, Any]
-    ) -> int:
+    def submit_lookup_and_lock_task(self, keys: Sequence[Any], group_layout_descs: Mapping[int, Any]) -> int:
         """Look chunks up, and keep those found from going until they are unlocked."""
 
         def find(keys: Sequence[Any]) -> list[bool]:
-            layouts = {group: layout_of(desc.shapes, desc.dtypes) for group, desc in group_layout_descs.items()}
+            layouts = {
+                group: layout_of(desc.shapes, desc.dtypes) for group, desc in group_layout_descs.items()
+            }
             found = self._tier.find(keys, layouts)
             lost = [key for key, is_here in zip(keys, found, strict=True) if not is_here]
             self._forget(self._holdings.take_gone(lost))
@@ -111,7 +111,7 @@ class PrefixdL2Adapter(L2AdapterInterface):  # type: ignore[misc] # LMCache has 
 
         wanted = list(map(_Wanted, keys, objects))
         return self._loads.submit(
-            wanted, self._guarded(load, otherwise=False), False,  # noqa: FBT003
+            wanted, self._guarded(load, otherwise=False), False,
             lambda loaded: self._told_of_loads(wanted, loaded), _num_workers_for(objects),
         )  # fmt: skip
 
@@ -136,7 +136,9 @@ class PrefixdL2Adapter(L2AdapterInterface):  # type: ignore[misc] # LMCache has 
             "type": type(self).__name__,
             "reason": health.reason if health else "",
             "mode": self._settings.mode,
-            "tiers": {} if health is None else {name: tier.state.value for name, tier in health.tiers.items()},
+            "tiers": {}
+            if health is None
+            else {name: tier.state.value for name, tier in health.tiers.items()},
             "num_locked": len(self._tier.locks),
             "num_held": len(self._holdings),
             "faults": self._faults.num,
@@ -163,6 +165,7 @@ class PrefixdL2Adapter(L2AdapterInterface):  # type: ignore[misc] # LMCache has 
         num_bytes = sum(
             int(each.memory.get_size()) for each, what in zip(wanted, kept, strict=True) if what is Kept.NEW
         )
+        self._faults.caught(lambda: self._settle(stored[-1:]), None)
         self._faults.caught(lambda: self._note_stored(stored), None)
         is_well = self._settings.mode == "off" or len(stored) == len(wanted)
         return L2StoreResult(is_well, num_bytes)
@@ -176,7 +179,14 @@ class PrefixdL2Adapter(L2AdapterInterface):  # type: ignore[misc] # LMCache has 
             self._faults.caught(lambda: self._notify_keys_accessed([each.key for each in arrived]), None)
         return _bitmap(loaded)
 
+    def _settle(self, stored: Sequence[_Wanted]) -> None:
+        for last in stored:
+            place = self._tier.place(last.key, layout_of_object(last.memory))
+            if place is not None:
+                self._tier.settle(place)
+
     def _note_stored(self, stored: Sequence[_Wanted]) -> None:
+        """Tell listeners of chunks that are here, and of some that are not any more."""
         sizes = [self._size_if_new(each) for each in stored]
         if stored:
             self._notify_keys_stored([each.key for each in stored], sizes)

@@ -28,7 +28,6 @@ _KEY_FORMAT = 1
 _MOST_NAMESPACES = 4096  # salts are namespaces too
 
 
-
 class Layout(NamedTuple):
     """How an object's bytes are read: the shape of each of its parts, and their dtypes."""
 

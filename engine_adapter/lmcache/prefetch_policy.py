@@ -48,7 +48,7 @@ class PrefixdPrefetchPolicy(DefaultPrefetchPolicy):  # type: ignore[misc] # LMCa
                 return plan
             held = (_first_columns(state, num) for state in (l1_locked_keys, l2_locked_keys))
             return super().plan_load(key_groups, *held, *rest)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, LMCache goes on
             _log.exception("prefixd: a prefetch was planned without costs")
             return plan
 

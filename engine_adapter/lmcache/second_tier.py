@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import groupby
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from engine_adapter.lmcache.locks import Locks
 from engine_adapter.lmcache.settings import AdapterSettings
 from engine_adapter.lmcache.witnesses import Compare, Verdict, Witnesses
 from kvstore.interface import BlockStore
+from kvstore.leases import Hit
 
 _LEASE_S = 60.0
 _FLUSH_S = 5.0
@@ -43,9 +45,7 @@ class SecondTier:
     caller's to close.
     """
 
-    def __init__(
-        self, store: BlockStore, settings: AdapterSettings, version: str, compare: Compare
-    ) -> None:
+    def __init__(self, store: BlockStore, settings: AdapterSettings, version: str, compare: Compare) -> None:
         self.counts: Counter[str] = Counter()
         self.locks = Locks()
         self.costs = LoadCosts(store.now_s)
@@ -69,7 +69,10 @@ class SecondTier:
         return None if namespace is None else place_in(self._store.own_namespace(namespace), key.chunk_hash)
 
     def find(self, keys: Sequence[Any], layouts: Mapping[int, Layout]) -> list[bool]:
-        """Say which chunks are here and lock those; waits for media that must be asked."""
+        """Say which chunks are here and lock those; waits for media that must be asked.
+
+        Chunks of one rank and group that stand together are a prefix: after a wrong one none is found.
+        """
         self._count("lookups")
         self._count("chunks_looked_up", len(keys))
         if self._mode is Mode.OFF:
@@ -77,17 +80,21 @@ class SecondTier:
         placed = [(key, self.place(key, layouts.get(key.object_group_id))) for key in keys]
         known = {key: place.key for key, place in placed if place is not None}
         self._inquire(list(known.values()))
-        hit = self._store.lookup(list(known.values()), lease_s=_LEASE_S, ttl_s=self._settings.ttl_s)
-        found = {key for key, tier in zip(known, hit.tiers, strict=True) if tier is not None}
+        hits = [(row, self._look_up([known[key] for key in row])) for row in _rows(known)]
+        found = {
+            key: known[key]
+            for row, hit in hits
+            for key, tier in zip(row, hit.tiers, strict=True)
+            if tier is not None
+        }
         self._count("chunks_found", len(found))
-        is_verified = bool(found) and self._mode is Mode.VERIFY and self._witnesses.selects()
-        if is_verified:
-            self._witnesses.await_all(known[key] for key in found)
-        if is_verified or self._mode is Mode.OBSERVE:
-            hit.release()
-            return [False] * len(keys)
-        self.locks.add(hit, list(known))
-        return [key in found for key in keys]
+        is_given = self._is_given(found)
+        for row, hit in hits:
+            if is_given:
+                self.locks.add(hit, row)
+            else:
+                hit.release()
+        return [is_given and key in found for key in keys]
 
     def load(self, chunk: Chunk) -> bool:
         """Copy a chunk into its memory; ``False``: it is not here, or not in time, or of another length."""
@@ -122,13 +129,36 @@ class SecondTier:
             return Kept.REFUSED
         return Kept.KNOWN if self._is_here(place) else Kept.REFUSED
 
+    def settle(self, stored: Place) -> None:
+        """Wait until what was stored can be found; ``stored`` is the last of it.
+
+        A server is known to have it when it answers a lookup; without memory it is there when it is written.
+        """
+        if self._settings.store:
+            self._store.lookup([stored.key]).release()
+        elif not self._settings.host_bytes:
+            self._store.flush(_FLUSH_S)
+
     def are_here(self, places: Sequence[Place]) -> list[bool]:
         """Say which chunks are here, without locking them or asking media."""
         return [tier is not None for tier in self._store.peek([place.key for place in places])]
 
     def delete(self, places: Sequence[Place]) -> None:
-        """Remove chunks that are not in use."""
-        self._store.evict([place.key for place in places])
+        """Remove chunks that are not in use, those being written as well."""
+        keys = [place.key for place in places]
+        self._store.evict(keys)
+        if any(self.are_here(places)) and self._store.flush(_FLUSH_S):
+            self._store.evict(keys)
+
+    def _is_given(self, found: Mapping[Any, bytes]) -> bool:
+        """Say whether what was found is given; in mode verify every so often it is computed again."""
+        if found and self._mode is Mode.VERIFY and self._witnesses.selects():
+            self._witnesses.await_all(found.values())
+            return False
+        return self._mode is not Mode.OBSERVE
+
+    def _look_up(self, keys: Sequence[bytes]) -> Hit:
+        return self._store.lookup(keys, lease_s=_LEASE_S, ttl_s=self._settings.ttl_s)
 
     def _inquire(self, keys: Sequence[bytes]) -> None:
         deadline_s = self._settings.lookup_deadline_s
@@ -155,3 +185,11 @@ class SecondTier:
             self.counts[name] += amount
 
 
+def _rows(keys: Iterable[Any]) -> list[list[Any]]:
+    """Return keys of one rank and group in a row each, as they stand together."""
+    return [
+        list(row)
+        for _, row in groupby(
+            keys, lambda key: (key.model_name, key.kv_rank, key.object_group_id, key.cache_salt)
+        )
+    ]

@@ -87,7 +87,7 @@ class AdapterSettings:
     def _is_count(self, name: str) -> bool:
         return type(getattr(self, name)) is int
 
-    def _require(self, name: str, is_right: bool, wanted: str) -> None:  # noqa: FBT001
+    def _require(self, name: str, is_right: bool, wanted: str) -> None:
         if not is_right:
             raise ConfigError(name, f"must be {wanted}, not {getattr(self, name)!r}")
 

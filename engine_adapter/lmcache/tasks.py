@@ -45,7 +45,11 @@ class Tasks(Generic[Told]):
         number = next(self._numbers)
         task = _Task(parts, do, otherwise, lambda done: self._finish(number, tell(done)), self._is_over)
         with self._lock:
-            num_threads = 0 if self._is_closed else min(most_workers or self._num_workers, self._num_workers, len(parts))
+            num_threads = (
+                0
+                if self._is_closed
+                else min(most_workers or self._num_workers, self._num_workers, len(parts))
+            )
             futures = [self._workers.submit(task.work) for _ in range(num_threads)]
             self._under_way.update(futures)
         for future in futures:
@@ -71,7 +75,8 @@ class Tasks(Generic[Told]):
             self._is_closed = True
             under_way = set(self._under_way)
         self._workers.shutdown(wait=False, cancel_futures=True)
-        return not wait(under_way, max(0.0, deadline_s)).not_done
+        begun = [future for future in under_way if not future.cancelled()]
+        return not wait(begun, max(0.0, deadline_s)).not_done
 
     @property
     def num_under_way(self) -> int:
@@ -120,4 +125,3 @@ class _Task(Generic[Part, Done]):
     def give_up(self) -> None:
         """Finish without doing anything."""
         self._finish(self._done)
-

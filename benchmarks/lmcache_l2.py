@@ -8,7 +8,8 @@ process, in turns, in another order each round, beside a memcpy of the same byte
 ``fs_native`` reads from the page cache, ``fs_native_direct`` past it, as our disk tier does. A figure is the
 median over rounds, a ratio the median of the ratios within a round. Leave the machine alone meanwhile.
 
-LMCache needs an environment of its own, whose interpreter ``--lmcache`` names: ``make test-lmcache`` makes one.
+LMCache needs an environment of its own, whose interpreter ``--lmcache`` names: ``make test-lmcache`` makes
+it in ``.engines/lmcache``.
 """
 
 from __future__ import annotations

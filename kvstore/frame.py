@@ -155,7 +155,8 @@ def checksum(payload: bytes | memoryview) -> int:
 
 def copy(source: memoryview, target: memoryview) -> None:
     """Copy ``source`` into ``target`` (equal lengths, format ``B``); other threads run meanwhile."""
-    if len(source) < _PIECE_BYTES or source.readonly or len(source) != len(target):
+    is_plain = source.c_contiguous and target.c_contiguous and not source.readonly
+    if not is_plain or not _PIECE_BYTES <= source.nbytes == len(source) == len(target):
         target[:] = source
         return
     from_here, to_there = (ctypes.c_char.from_buffer(view) for view in (source, target))

@@ -32,13 +32,13 @@ class _Wanted(NamedTuple):
     memory: Any
 
 
-class PrefixdL2Adapter(L2AdapterInterface):  # type: ignore[misc] # LMCache has no types here
+class PrefixdL2Adapter(L2AdapterInterface):
     """LMCache's chunks in our store, in this process or another. Thread-safe, as its controllers want it.
 
     Nothing raises after the constructor: a fault is a miss, counted and logged now and then.
     """
 
-    def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:  # noqa: ARG002
+    def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:  # noqa: ARG002 - LMCache gives it
         """``params`` are ``AdapterSettings``. Raises ``ConfigError``."""
         settings = AdapterSettings.parse(params)
         super().__init__(max_capacity_bytes=capacity_bytes(settings))

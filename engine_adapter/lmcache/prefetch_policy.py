@@ -25,7 +25,7 @@ NAME = "prefixd"
 _OURS = "engine_adapter.lmcache"
 
 
-class PrefixdPrefetchPolicy(DefaultPrefetchPolicy):  # type: ignore[misc] # LMCache has no types here
+class PrefixdPrefetchPolicy(DefaultPrefetchPolicy):
     """Plans as LMCache's own default does, but may end the prefix before chunks that only our store has."""
 
     def plan_load(

@@ -13,6 +13,7 @@ from engine_adapter.engine.request import Mode
 from engine_adapter.lmcache.costs import LoadCosts
 from engine_adapter.lmcache.identity import Identity, Layout, Namespaces, Place, place_in
 from engine_adapter.lmcache.locks import Locks
+from engine_adapter.lmcache.predecessors import Predecessors
 from engine_adapter.lmcache.settings import AdapterSettings
 from engine_adapter.lmcache.witnesses import Compare, Verdict, Witnesses
 from kvstore.interface import BlockStore
@@ -56,6 +57,7 @@ class SecondTier:
         self._mode = Mode(settings.mode)
         self._namespaces = Namespaces(Identity(version, settings.chunk_tokens, settings.weights))
         self._witnesses = Witnesses(store, settings.verify_share, settings.load_deadline_s, compare)
+        self._predecessors = Predecessors()
         self._counting = Lock()
 
     @property
@@ -158,6 +160,7 @@ class SecondTier:
         return self._mode is not Mode.OBSERVE
 
     def _look_up(self, keys: Sequence[bytes]) -> Hit:
+        self._predecessors.learn(keys)
         return self._store.lookup(keys, lease_s=_LEASE_S, ttl_s=self._settings.ttl_s)
 
     def _inquire(self, keys: Sequence[bytes]) -> None:
@@ -167,7 +170,8 @@ class SecondTier:
             asked.abandon()
 
     def _put(self, place: Place, data: memoryview) -> bool:
-        return self._store.put(place.namespace, place.key, b"", data, ttl_s=self._settings.ttl_s)
+        parent = self._predecessors.of(place.key)
+        return self._store.put(place.namespace, place.key, parent, data, ttl_s=self._settings.ttl_s)
 
     def _is_here(self, place: Place) -> bool:
         return self.are_here([place])[0]

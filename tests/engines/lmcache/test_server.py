@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from tests.engines.lmcache.conftest import ENVIRONMENT
 _LAYERS, _HEADS, _DIM, _ENGINE_BLOCK, _CHUNK = 2, 2, 32, 16, 64
 _NUM_CHUNKS = 4
 _START_S = 90.0
+
+pytestmark = pytest.mark.timeout(300)  # LMCache's server takes its time to start
+
 TOKENS = list(range(1000, 1000 + _CHUNK * _NUM_CHUNKS))
 
 Serve = Callable[..., Any]
@@ -40,7 +44,7 @@ def _server(folder: Path, **params: Any) -> Iterator[tuple[int, int]]:
     command = [
         sys.executable, "-m", "engine_adapter.lmcache", "server", "--host", "127.0.0.1", "--port", str(port),
         "--http-host", "127.0.0.1", "--http-port", str(http_port), "--prometheus-port", str(metrics_port),
-        "--l1-size-gb", "0.1", "--l1-init-size-gb", "0.1", "--no-l1-use-lazy", "--eviction-policy", "LRU",
+        "--l1-size-gb", "1", "--l1-init-size-gb", "1", "--no-l1-use-lazy", "--eviction-policy", "LRU",
         "--chunk-size", str(_CHUNK), "--l2-adapter", json.dumps(spec), "--l2-prefetch-policy", "prefixd",
         "--shm-name", f"prefixd_test_{port}", "--supported-transfer-mode", "auto",
     ]  # fmt: skip
@@ -118,10 +122,25 @@ def _stored(port: int, http_port: int, payload: torch.Tensor) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def payload() -> torch.Tensor:
     shape = (2, _LAYERS, len(TOKENS), _HEADS * _DIM)
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory, payload: torch.Tensor) -> Path:
+    """The folder of a server that has stored a prompt, and has ended."""
+    folder = tmp_path_factory.mktemp("first")
+    with _server(folder) as ports:
+        _stored(*ports, payload)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, left_behind: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(left_behind, tmp_path / "server")
 
 
 def _num_chunks_found(port: int, http_port: int, payload: torch.Tensor) -> int:
@@ -135,18 +154,14 @@ def _num_chunks_found(port: int, http_port: int, payload: torch.Tensor) -> int:
     return num_tokens // _CHUNK
 
 
-def test_a_prompt_is_restored_after_a_restart(tmp_path: Path, payload: torch.Tensor) -> None:
-    with _server(tmp_path) as ports:
-        _stored(*ports, payload)
-    with _server(tmp_path) as ports:
+def test_a_prompt_is_restored_after_a_restart(folder: Path, payload: torch.Tensor) -> None:
+    with _server(folder) as ports:
         assert _num_chunks_found(*ports, payload) == _NUM_CHUNKS
         assert _status(ports[1])["chunks_loaded"] == _NUM_CHUNKS
 
 
-def test_a_flipped_byte_is_a_miss(tmp_path: Path, payload: torch.Tensor) -> None:
-    with _server(tmp_path) as ports:
-        _stored(*ports, payload)
-    files = [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()]
+def test_a_flipped_byte_is_a_miss(folder: Path, payload: torch.Tensor) -> None:
+    files = [path for path in (folder / "blocks").rglob("*") if path.is_file()]
     largest = max(path.stat().st_size for path in files)
     blocks = [path for path in files if path.stat().st_size == largest]
     assert len(blocks) == _NUM_CHUNKS
@@ -154,15 +169,13 @@ def test_a_flipped_byte_is_a_miss(tmp_path: Path, payload: torch.Tensor) -> None
         held = bytearray(block.read_bytes())
         held[-1000] ^= 1
         block.write_bytes(held)
-    with _server(tmp_path) as ports:
+    with _server(folder) as ports:
         assert _num_chunks_found(*ports, payload) == 0
         assert _status(ports[1])["chunks_not_loaded"] == _NUM_CHUNKS
 
 
-def test_what_is_computed_sooner_is_not_prefetched(tmp_path: Path, payload: torch.Tensor) -> None:
-    with _server(tmp_path) as ports:
-        _stored(*ports, payload)
-    with _server(tmp_path, prefill_tokens_per_s=1e12) as ports:
+def test_what_is_computed_sooner_is_not_prefetched(folder: Path, payload: torch.Tensor) -> None:
+    with _server(folder, prefill_tokens_per_s=1e12) as ports:
         assert _num_chunks_found(*ports, payload) == _NUM_CHUNKS, "what loading costs is not known yet"
         assert _num_chunks_found(*ports, payload) == 0
 

@@ -70,8 +70,9 @@ def measure(side: Side, adapters: Sequence[str], num_gb: float, num_rounds: int)
             found[f"{name} get"] = num_gb / side.ask("load", name=name)
         if number:
             rounds.append(found)
+    names = ["memcpy", *(f"{name} {work}" for name in adapters for work in ("put", "get"))]
     return {
-        "figures": {name: median(found[name] for found in rounds) for name in rounds[0]},
+        "figures": {name: median(found[name] for found in rounds) for name in names},
         "marks": [_mark(ours, theirs, rounds) for ours, theirs in _MARKS],
     }
 

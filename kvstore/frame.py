@@ -25,6 +25,7 @@ Little-endian, 192 bytes, the last 8 of them the xxh3 of those before::
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import dataclass
 
@@ -150,6 +151,16 @@ def identify(data: bytes | memoryview, key: bytes, stored_bytes: int) -> Header:
 def checksum(payload: bytes | memoryview) -> int:
     """Return the xxh3-64 of ``payload``."""
     return xxh3_64_intdigest(payload)
+
+
+def copy(source: memoryview, target: memoryview) -> None:
+    """Copy ``source`` into ``target`` (equal lengths, format ``B``); other threads run meanwhile."""
+    is_plain = source.c_contiguous and target.c_contiguous and not source.readonly
+    if not is_plain or not _PIECE_BYTES <= source.nbytes == len(source) == len(target):
+        target[:] = source
+        return
+    from_here, to_there = (ctypes.c_char.from_buffer(view) for view in (source, target))
+    ctypes.memmove(ctypes.addressof(to_there), ctypes.addressof(from_here), len(source))
 
 
 def copy_and_checksum(source: memoryview, target: memoryview) -> int:

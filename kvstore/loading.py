@@ -7,6 +7,7 @@ from threading import Event, Lock
 
 from kvstore.arena import Slot
 from kvstore.errors import InvariantError
+from kvstore.frame import copy
 
 GiveBack = Callable[[], None]
 OnDone = Callable[[], None]
@@ -207,7 +208,7 @@ class Ticket:
             return False
         is_same_size = len(block.data) == len(out)
         if is_same_size:
-            out[:] = block.data
+            copy(block.data, out)
         block.release()
         return is_same_size
 

@@ -9,7 +9,7 @@ from kvstore.arena import Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.flights import Flights
-from kvstore.frame import checksum, copy_and_checksum
+from kvstore.frame import checksum, copy, copy_and_checksum
 from kvstore.index import ResidencyIndex
 from kvstore.loading import OnDone, SharedBytes, Ticket
 from kvstore.placement import Placement
@@ -82,7 +82,7 @@ class Retrieval:
         is_whole = len(lent.data) == len(out)
         if is_whole:
             if not self._is_audited(record):
-                out[:] = lent.data
+                copy(lent.data, out)
             elif copy_and_checksum(lent.data, out) != record.checksum:
                 self._drop_corrupt(tier, record)
                 is_whole = False

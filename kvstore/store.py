@@ -17,6 +17,7 @@ from kvstore.device_side import DeviceSide
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.flights import Flights
 from kvstore.foresight import Foresight
+from kvstore.frame import copy
 from kvstore.inquiry import Inquiries, Inquiry
 from kvstore.insight import Insight
 from kvstore.leases import Hit, LeaseTable
@@ -226,7 +227,7 @@ class TieredStore(Upkeep, DeviceSide, Insight):
         reservation = self.reserve(namespace, key, parent, len(payload), first_token=first_token, ttl_s=ttl_s)
         if reservation is None:
             return False
-        reservation.view[:] = payload
+        copy(payload, reservation.view)
         reservation.commit()
         return True
 

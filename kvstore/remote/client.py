@@ -11,6 +11,7 @@ from kvstore.absences import Absence, Cause
 from kvstore.clock import Clock
 from kvstore.defaults import checked_ttl_ms
 from kvstore.errors import InvariantError, LeaseExpiredError, StoreClosedError
+from kvstore.frame import copy
 from kvstore.interface import Asked, HeldMemory
 from kvstore.leases import Hit
 from kvstore.loading import OnDone, Ticket
@@ -156,7 +157,7 @@ class RemoteStore:
         reservation = self._reserve(offer, _PUT_WAIT_S)
         if reservation is None:
             return False
-        reservation.view[:] = payload
+        copy(payload, reservation.view)
         reservation.commit()
         return True
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import FrameError, UnknownFormError
-from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum, copy_and_checksum, identify
+from kvstore.frame import HEADER_BYTES, Expiry, Header, checksum, copy, copy_and_checksum, identify
 
 HEADER = Header(
     namespace=b"N" * 16,
@@ -85,6 +85,34 @@ def test_of_another_versions_frame_only_its_key_its_size_and_its_version_are_kno
 def test_the_earlier_limit_ends_a_block(soft_ms: int, hard_ms: int) -> None:
     limits = [limit for limit in (soft_ms, hard_ms) if limit]
     assert Expiry(soft_ms, hard_ms).at_ms == min(limits, default=0)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 256 * 1024, 1_000_001])
+@pytest.mark.parametrize("kind", [bytes, bytearray], ids=["read-only", "writable"])
+def test_a_copy_is_the_same_however_long_it_is(nbytes: int, kind: type[bytes | bytearray]) -> None:
+    source = kind(bytes(range(256)) * (nbytes // 256 + 1))
+    target = bytearray(nbytes + 2)
+    copy(memoryview(source)[:nbytes], memoryview(target)[1 : nbytes + 1])
+    assert target == b"\0" + source[:nbytes] + b"\0"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(memoryview(bytearray(300_001)), id="longer"),
+        pytest.param(memoryview(bytearray(299_999)), id="shorter"),
+        pytest.param(memoryview(bytearray(1_200_000)).cast("f"), id="of other items"),
+    ],
+)
+def test_what_does_not_fit_is_not_copied(source: memoryview) -> None:
+    with pytest.raises(ValueError, match="structures"):
+        copy(source, memoryview(bytearray(300_000)))
+
+
+def test_every_other_byte_may_be_copied_as_well() -> None:
+    source, target = bytearray(b"ab" * 300_000), bytearray(300_000)
+    copy(memoryview(source)[::2], memoryview(target))
+    assert target == b"a" * 300_000
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 262_144, 262_145, 1_000_000])

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_COMPUTE = ComputeCost(0.0, 1e-3, 0.0)
 _UNKNOWN_LOAD = LoadCost(0.005, 500e6)
 _PATIENCE_SHARE = 0.04
-_USUAL, _GAIN_SHARE = 1.5, 0.5
+_USUAL, _GAIN_SHARE = 2.0, 0.5
 _ANSWER_SHARE = 0.03
 _LEAST_PATIENCE_S = 0.01
 _LEAST_ANSWER_S = 0.005
@@ -76,7 +76,7 @@ class Decider:
     def patience_s(self, leading: Leading) -> float:
         """Return how much longer than computing a load may take before it is given up.
 
-        That is little, but what the first block was found to take, and half of it.
+        That is little, but twice what the first block was found to take.
         """
         gain_s = max(0.0, leading.if_computed_s - leading.ttft_s)
         usual_s = min(_USUAL * leading.first_s, _GAIN_SHARE * gain_s)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from api.heads import BoundedHeads
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _MOST_WAITING_BYTES = 1 << 20
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class BodiesInPieces(HttpToolsProtocol):
+class BodiesInPieces(BoundedHeads):
     """Uvicorn's HTTP, but for how a body is handed on."""
 
     _body: _Body
@@ -27,6 +28,7 @@ class BodiesInPieces(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take in a piece of the latest request's body."""
+        self._gets_on = True
         if not self.cycle.response_complete:
             self._body.add(body)
 

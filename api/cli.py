@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from api.commands.admin.group import admin
 from api.commands.bench import bench
 from api.commands.demo import demo
 from api.commands.doctor import doctor
@@ -43,7 +44,6 @@ def build_cli() -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
     cli.callback()(_start)
     cli.command("serve")(serve)
@@ -53,6 +53,7 @@ def build_cli() -> typer.Typer:
     cli.command("plan")(plan)
     cli.command("simulate")(simulate)
     cli.command("explain")(explain)
+    cli.add_typer(admin, name="admin")
     cli.command("doctor")(doctor)
     cli.command("version")(show_version)
     return cli

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
+
+from api.examples import example
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -34,18 +36,12 @@ class ErrorFacts(BaseModel):
 class ErrorAnswer(BaseModel):
     """An answer that is not a success."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "error": {
-                        "message": "there is no job 5ad1f00d5ad1f00d",
-                        "type": "invalid_request_error",
-                        "param": None,
-                        "code": "not_found",
-                    }
-                }
-            ]
+    model_config = example(
+        error={
+            "message": "there is no job 5ad1f00d5ad1f00d",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "not_found",
         }
     )
 

@@ -12,10 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http_errors import status_response
 from api.settings import Settings
+from api.ui.routes import UI_PATH
 from kvstore.errors import AccessError
 from kvstore.remote.tenancy import Authenticate, Tenant
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", UI_PATH})
 IMPORT_PATH = "/admin/import"
 _SCHEME = "bearer "
 _log = logging.getLogger(__name__)

@@ -41,8 +41,9 @@ def health_answer(serving: Serving) -> HealthAnswer:
     """Return 200 while requests are answered, also without a tier, and 503 otherwise."""
     engine = serving.engine.health()
     engine_reason = "" if engine.ok else engine.reason or "it has ended"
+    broken = {"engine": engine_reason} if engine_reason else {}
     store = serving.store.health()
-    return store_health_answer(store, {**serving.degraded, **_found_wrong(serving, store)}, engine_reason)
+    return store_health_answer(store, {**serving.degraded, **_found_wrong(serving, store)}, broken)
 
 
 def _found_wrong(serving: Serving, store: Health) -> dict[str, str]:
@@ -53,15 +54,16 @@ def _found_wrong(serving: Serving, store: Health) -> dict[str, str]:
     return {"audit": f"{wrong[0].label}: a block in tier {wrong[0].tier} was not what its tokens give"}
 
 
-def store_health_answer(store: Health, degraded: Mapping[str, str], engine_reason: str = "") -> HealthAnswer:
-    """Do so for a store; ``engine_reason`` says why there is no engine where there should be one."""
+def store_health_answer(
+    store: Health, degraded: Mapping[str, str], broken: Mapping[str, str]
+) -> HealthAnswer:
+    """Do so for a store; ``broken`` says of what must be there, as an engine, why it is not."""
     reasons = {name: tier.reason for name, tier in store.tiers.items() if tier.state is not State.OK}
     reasons |= degraded
     if store.reason:
         reasons["store"] = store.reason
-    if engine_reason:
-        reasons["engine"] = engine_reason
-    if engine_reason or store.state is State.UNHEALTHY:
+    reasons |= broken
+    if broken or store.state is State.UNHEALTHY:
         state = State.UNHEALTHY
     else:
         state = State.DEGRADED if reasons else State.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from api.allowed_methods import allowed_methods
 from kvstore.errors import (
     AbsentError,
     AccessError,
+    BackendError,
     ConfigError,
     ConflictError,
     EngineClosedError,
@@ -41,6 +43,7 @@ ERRORS: tuple[tuple[type[PrefixdError], int, str, str | None], ...] = (
     (AccessError, 403, "permission_error", "not_allowed"),
     (ConfigError, 400, _INVALID, None),
     (StoreClosedError, 503, "server_error", "shutting_down"),
+    (BackendError, 503, "server_error", "medium_failed"),
     (AbsentError, 404, _INVALID, "not_found"),
     (NeedsModelError, 400, _INVALID, "needs_model"),
     (ConflictError, 409, _INVALID, "conflict"),
@@ -124,9 +127,22 @@ def _validation_body(request: Request, faults: Sequence[Mapping[str, Any]]) -> d
     param = _param(fault["loc"])
     if param is None and "json" not in request.headers.get("content-type", ""):
         return error_body("send a JSON body with 'Content-Type: application/json'", _INVALID)
-    reason = _REASONS.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+    reason = (
+        _REASONS.get(fault["type"])
+        or _not_as_listed(fault)
+        or str(fault["msg"]).removeprefix("Value error, ")
+    )
     refused = RequestError(param or "body", reason.replace("Input should be", "must be"))
     return error_body(str(refused), _INVALID, param and refused.param)
+
+
+def _not_as_listed(fault: Mapping[str, Any]) -> str | None:
+    """Say of a key, digest or number that it is not as lists write it; ``None``: another fault."""
+    pattern = fault.get("ctx", {}).get("pattern", "")
+    if "0-9a-f" not in pattern:
+        return None
+    names = re.findall(r"\|(\w+)", pattern)
+    return " or ".join(["must be hexadecimal, whole and in lower case", *map(repr, names)])
 
 
 def _param(location: tuple[str | int, ...]) -> str | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from api.admin.fields import example_of
 from api.admin.insight_views import PlanView
 from api.error_schema import Responses, errors
+from api.examples import example, example_of
 
 _USAGE = {
     "prompt_tokens": 6, "completion_tokens": 2, "total_tokens": 8,
@@ -24,14 +24,10 @@ _CARD = {
 }  # fmt: skip
 
 
-def _example(**values: Any) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"examples": [values]})
-
-
 class ModelCard(BaseModel):
     """A model that is served; an adapter's ``parent`` is the one it belongs to."""
 
-    model_config = _example(**_CARD)
+    model_config = example(**_CARD)
 
     id: str
     object: str
@@ -44,7 +40,7 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     """The model that is served, and its LoRA adapters."""
 
-    model_config = _example(object="list", data=[_CARD])
+    model_config = example(object="list", data=[_CARD])
 
     object: str
     data: list[ModelCard]
@@ -53,7 +49,7 @@ class ModelList(BaseModel):
 class PromptDetails(BaseModel):
     """Of the prompt's tokens, those that were not computed."""
 
-    model_config = _example(cached_tokens=1024)
+    model_config = example(cached_tokens=1024)
 
     cached_tokens: int
 
@@ -61,7 +57,7 @@ class PromptDetails(BaseModel):
 class Usage(BaseModel):
     """Tokens of the prompt, counted once, and of all answers."""
 
-    model_config = _example(**_USAGE)
+    model_config = example(**_USAGE)
 
     prompt_tokens: int
     completion_tokens: int
@@ -72,7 +68,7 @@ class Usage(BaseModel):
 class Kv(BaseModel):
     """Where the prompt's tokens came from, what that took in seconds, and what was planned."""
 
-    model_config = _example(**{**_KV, "plan": example_of(PlanView)})
+    model_config = example(**{**_KV, "plan": example_of(PlanView)})
 
     tokens_by_source: dict[str, int]
     queue_s: float | None
@@ -85,7 +81,7 @@ class Kv(BaseModel):
 class CompletionLogprobs(BaseModel):
     """How likely each token was, and the likeliest in its place."""
 
-    model_config = _example(
+    model_config = example(
         tokens=[" Paris"], token_logprobs=[-0.1], top_logprobs=[{" Paris": -0.1}], text_offset=[0]
     )
 
@@ -98,7 +94,7 @@ class CompletionLogprobs(BaseModel):
 class CompletionChoice(BaseModel):
     """One answer."""
 
-    model_config = _example(index=0, text=" Paris.", logprobs=None, finish_reason="stop")
+    model_config = example(index=0, text=" Paris.", logprobs=None, finish_reason="stop")
 
     index: int
     text: str
@@ -119,7 +115,7 @@ class _Answer(BaseModel):
 class CompletionAnswer(_Answer):
     """Answers to a prompt."""
 
-    model_config = _example(
+    model_config = example(
         id="cmpl-0", object="text_completion", created=1_767_225_600, model="SmolLM2-135M-Instruct",
         choices=[example_of(CompletionChoice)], usage=_USAGE, kv=_KV,
     )  # fmt: skip
@@ -130,7 +126,7 @@ class CompletionAnswer(_Answer):
 class ChatMessage(BaseModel):
     """What the assistant said."""
 
-    model_config = _example(role="assistant", content="Paris.", refusal=None)
+    model_config = example(role="assistant", content="Paris.", refusal=None)
 
     role: str
     content: str
@@ -140,7 +136,7 @@ class ChatMessage(BaseModel):
 class ChatChoice(BaseModel):
     """One answer."""
 
-    model_config = _example(index=0, message=example_of(ChatMessage), logprobs=None, finish_reason="stop")
+    model_config = example(index=0, message=example_of(ChatMessage), logprobs=None, finish_reason="stop")
 
     index: int
     message: ChatMessage
@@ -151,7 +147,7 @@ class ChatChoice(BaseModel):
 class ChatAnswer(_Answer):
     """Answers to a chat."""
 
-    model_config = _example(
+    model_config = example(
         id="chatcmpl-0", object="chat.completion", created=1_767_225_600, model="SmolLM2-135M-Instruct",
         choices=[example_of(ChatChoice)], usage=_USAGE, kv=_KV,
     )  # fmt: skip

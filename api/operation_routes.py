@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from api.error_schema import Responses, errors
+from api.examples import example
 from api.health import HealthAnswer, Readiness
 from api.tenancy import Overseer
 
@@ -17,7 +18,7 @@ from api.tenancy import Overseer
 class HealthView(BaseModel):
     """``ok``, ``degraded`` or ``unhealthy``, and what is wrong: with a tier, the store or the engine."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ok", "reasons": {}}]})
+    model_config = example(status="ok", reasons={})
 
     status: str
     reasons: dict[str, str]
@@ -26,7 +27,7 @@ class HealthView(BaseModel):
 class ReadyView(BaseModel):
     """``ready``, or why not: ``starting``, ``draining`` or ``unhealthy``."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ready"}]})
+    model_config = example(status="ready")
 
     status: str
 

@@ -47,6 +47,14 @@ def format_bytes(num_bytes: float) -> str:
     return f"{value:.1f} {unit}".replace(".0 ", " ")
 
 
+def format_duration(seconds: float) -> str:
+    """Return a time for people in whole seconds, minutes, hours or days, at least two of them."""
+    for unit, size_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def format_rate(bytes_per_s: float) -> str:
     """Return a rate with three digits, in the unit that suits it."""
     unit, size = next((pair for pair in (("GB", 1e9), ("MB", 1e6)) if bytes_per_s >= pair[1]), ("kB", 1e3))

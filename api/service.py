@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from api.admin.served_model import ServedModel
 from api.admin.service import add_admin_routes
-from api.admin.with_model import ServedModel
 from api.context import Context
 from api.few_threads import FewThreads
 from api.gate import Gate, body_bounds
@@ -22,6 +22,7 @@ from api.prompts import PromptEncoder
 from api.served import Served
 from api.settings import Settings
 from api.tokens import authenticate_by
+from api.ui.routes import add_ui_route
 from engine_adapter.assemble import Serving
 from kvstore.clock import Clock
 from kvstore.remote.tenancy import Authenticate
@@ -70,5 +71,6 @@ def create_app(
         app, serving.store, settings, serving.degraded, lambda: 0, ServedModel(context), clock
     )
     add_operation_routes(app, lambda: health_answer(serving), readiness, context.metrics.render)
+    add_ui_route(app)
     describe(app, "A model served with its prefixes cached in tiers, and the administration of those.")
     return app

@@ -57,6 +57,7 @@ def sidecar_config(settings: Settings) -> SidecarConfig:
         default_ttl_s=settings.default_ttl_s,
         tier_ttls_s=_tier_ttls_s(settings),
         socket=settings.socket or settings.cache_path / "store.sock",
+        socket_mode=0o600 if settings.socket_access == "owner" else 0o660,
         retention=_rules_without_prefixes(settings),
     )
 

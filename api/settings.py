@@ -92,6 +92,9 @@ class Settings(BaseModel):
         "Unix socket at which engines on this machine use a store that is served without a model.",
         shown="store.sock in cache_path",
     )
+    socket_access: Literal["owner", "group"] = setting(
+        "Server", "owner", "Who may use that socket: the user that the server runs as, or its group too."
+    )
     api_token: Token | None = setting(
         "Server",
         None,
@@ -157,7 +160,8 @@ class Settings(BaseModel):
     recheck_share: Annotated[float, Field(ge=0, le=1)] = setting(
         "Cache",
         0.02,
-        "Share of the idle time in which stored blocks are computed once more and compared; 0 for none.",
+        "Share of the idle time in which stored blocks are computed once more and compared, in a part of the "
+        "device tier (up to an eighth); 0 for none of both.",
     )
     recheck_memory_bytes: Annotated[Bytes, Field(ge=2**16)] = setting(
         "Cache", 4 * 2**20, "Memory for the tokens of prompts, which that needs; never shown or written."

@@ -25,6 +25,8 @@ disk_bytes = "50GiB"
 Sizes are written like `2GiB`, `500MB` or as a number of bytes; times are in seconds. A setting that is not
 known or cannot be used ends the start with one line that says why, and exit code 2. An empty environment
 variable counts as not set, and so do the variables that Kubernetes makes for a service called `prefixd`.
+`PREFIXD_URL` and `PREFIXD_TOKEN` are no settings: they tell [commands](commands.md#administration) which
+server to ask.
 """
 
 

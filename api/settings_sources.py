@@ -20,6 +20,9 @@ from kvstore.errors import ConfigError
 
 PREFIX = "PREFIXD_"
 CONFIG_VARIABLE = "PREFIXD_CONFIG"
+# Of those who ask a server: where it is, and their token.
+URL_VARIABLE = "PREFIXD_URL"
+TOKEN_VARIABLE = "PREFIXD_TOKEN"  # noqa: S105  what it is called, not what it is
 # Kubernetes sets these in every container beside a service that is called prefixd.
 _SERVICE_LINK = re.compile(r"PREFIXD_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))(_.*)?")
 
@@ -105,7 +108,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 def _is_not_ours(variable: str, value: str) -> bool:
     service_link = _SERVICE_LINK.fullmatch(variable) or value.startswith(("tcp://", "udp://"))
-    return variable == CONFIG_VARIABLE or bool(service_link)
+    return variable in {CONFIG_VARIABLE, URL_VARIABLE, TOKEN_VARIABLE} or bool(service_link)
 
 
 def _check_known(name: str, place: str) -> None:

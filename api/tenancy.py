@@ -5,7 +5,6 @@ All of it is ``async``, though nothing waits: the framework would use another th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -19,13 +18,11 @@ async def caller_of(request: Request) -> Tenant:
     return tenant
 
 
-def _with(role: Role) -> Callable[[Request], Awaitable[Tenant]]:
-    async def allowed(request: Request) -> Tenant:
-        tenant = await caller_of(request)
-        tenant.require(role)
-        return tenant
-
-    return allowed
+async def writer_of(request: Request) -> Tenant:
+    """Return who may store. Raises ``AccessError`` for a lower role."""
+    tenant = await caller_of(request)
+    tenant.require(Role.DATA)
+    return tenant
 
 
 async def operator_of(request: Request) -> Tenant:
@@ -43,7 +40,6 @@ async def overseer_of(request: Request) -> Tenant:
 
 
 Caller = Annotated[Tenant, Depends(caller_of)]
-Writer = Annotated[Tenant, Depends(_with(Role.DATA))]
-Admin = Annotated[Tenant, Depends(_with(Role.ADMIN))]
+Writer = Annotated[Tenant, Depends(writer_of)]
 Operator = Annotated[Tenant, Depends(operator_of)]
 Overseer = Annotated[Tenant, Depends(overseer_of)]

@@ -19,6 +19,7 @@ from kvstore.remote.tenancy import Authenticate, Role, Tenant, open_to_all
 _MOST_TOKENS = 10_000
 _MOST_TENANT_CHARACTERS = 256
 _DIGEST = r"^[0-9a-f]{64}$"
+_OWN_NAME = "api_token"
 
 
 class _Token(Entry):
@@ -54,7 +55,7 @@ def authenticate_by(settings: Settings) -> Authenticate:
         own = _digest(settings.api_token.get_secret_value())
         if own in known:
             raise ConfigError("tokens", f"{known[own].token_name} has the server's own api_token")
-        known[own] = Tenant(token_name="api_token")  # noqa: S106  what it is called, not what it is
+        known[own] = Tenant(token_name=_OWN_NAME)
     return _by_digest(known) if known else open_to_all
 
 
@@ -74,6 +75,11 @@ def _by_digest(known: Mapping[bytes, Tenant]) -> Authenticate:
 def _read(path: Path) -> dict[bytes, Tenant]:
     file = read_toml_file(path, "tokens", _File)
     known: dict[bytes, Tenant] = {}
+    if _OWN_NAME in file.tokens:
+        raise ConfigError(
+            "tokens",
+            f"{path}: tokens.{_OWN_NAME}: is what the log calls the server's own: choose another name",
+        )
     for name, entry in file.tokens.items():
         if entry.digest in known:
             other = in_one_line(known[entry.digest].token_name)

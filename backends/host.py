@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from kvstore.arena import Arena, Slot, slot_stride
 from kvstore.errors import BackendError, InvariantError, OutOfSpaceError
 from kvstore.frame import Header
 from kvstore.seams import BackendStats, Loan
+from kvstore.slab import Slab
 
 NAME = "host"
 
@@ -82,6 +84,16 @@ class HostBackend:
         with self._lock:
             entry = self._entries.get(key)
             return None if entry is None else entry.slot
+
+    def slabs_like(self, slab: Slab) -> list[list[bytes]]:
+        blocks = defaultdict[Slab, list[bytes]](list)
+        with self._lock:
+            for key, entry in self._entries.items():
+                held = entry.slot.slab
+                if held is not None and held.is_for(slab.stride_bytes, slab.owner):
+                    blocks[held].append(key)
+        whole = [keys for held, keys in blocks.items() if len(keys) * held.stride_bytes == held.used_bytes]
+        return sorted(whole, key=len)
 
     def surrender(self, key: bytes) -> Slot | None:
         with self._lock:

@@ -84,10 +84,14 @@ class ServingConfig:
 
 @dataclass(frozen=True)
 class SidecarConfig:
-    """What a store in a process of its own is made of. ``socket`` ``None``: it answers over HTTP alone."""
+    """What a store in a process of its own is made of. ``socket`` ``None``: it answers over HTTP alone.
+
+    ``socket_mode`` is who may use the socket, as the bits of a file's mode.
+    """
 
     tiers: tuple[TierSetup, ...]
     default_ttl_s: float | None
     tier_ttls_s: Mapping[str, float | None]
     socket: Path | None
+    socket_mode: int = 0o600
     retention: Retention = field(default_factory=Retention)

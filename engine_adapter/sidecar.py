@@ -13,7 +13,7 @@ from kvstore.registry import Registry
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
 from kvstore.shared_memory import map_shared_slab
-from kvstore.store import TieredStore
+from kvstore.store import DeviceTier, TieredStore
 from policies.admission import whole_blocks_that_fit
 
 _STAGING_BYTES = 256 << 20
@@ -30,6 +30,13 @@ class Sidecar:
     owners: Owners
     server: SocketServer | None
     degraded: Mapping[str, str]
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """Say of what has died why nothing goes on without it."""
+        if self.server is None or self.server.is_accepting:
+            return {}
+        return {"socket": "it lets nobody in, its thread has died: restart the server"}
 
     def close(self) -> None:
         """Send all clients away, write what is queued and close the tiers; bounded in time."""
@@ -53,11 +60,14 @@ def open_sidecar(
     times = store_config(opened.specs, config.default_ttl_s, config.tier_ttls_s, config.retention)
     # Clients verify what they copy, so each block needs its checksum.
     verified = replace(times, audit_share=1.0)
-    store = TieredStore(opened.specs, arena, verified, clock, owner_of=owners.of)
+    store = TieredStore(
+        opened.specs, arena, verified, clock, DeviceTier(is_elsewhere=True), owner_of=owners.of
+    )
     server = None
     if config.socket is not None:
         try:
-            server = SocketServer(store, arena, SocketConfig(config.socket), authenticate, owners)
+            socket = SocketConfig(config.socket, config.socket_mode)
+            server = SocketServer(store, arena, socket, authenticate, owners)
         except BaseException:
             store.close(_CLOSE_S)
             raise

@@ -14,14 +14,22 @@ needs its room.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from threading import Lock
 
 from kvstore.errors import ConfigError, InvariantError
-from kvstore.slab import MapSlab, Slab, Unlock, map_private_slab, nothing_to_undo
+from kvstore.slab import (
+    PAGE_BYTES,
+    MapSlab,
+    Slab,
+    Unlock,
+    map_private_slab,
+    nothing_to_undo,
+    slot_stride,
+)  # fmt: skip
 
-PAGE_BYTES = mmap.PAGESIZE
+__all__ = ["DEFAULT_SLAB_BYTES", "PAGE_BYTES", "Arena", "OwnerOf", "Slot", "slot_stride"]
+
 DEFAULT_SLAB_BYTES = 32 * 1024 * 1024
 
 LockPages = Callable[[memoryview], Unlock]
@@ -31,11 +39,6 @@ OwnerOf = Callable[[bytes], bytes]
 _NO_BYTES = memoryview(b"")
 
 _Class = tuple[bytes, int]  # owner, stride
-
-
-def slot_stride(nbytes: int) -> int:
-    """Return the bytes that a slot for ``nbytes`` occupies: whole pages, at least one."""
-    return -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
 
 
 class Slot:

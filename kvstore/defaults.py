@@ -118,10 +118,10 @@ def ttl_ms(ttl_s: float | None) -> int:
     return FOREVER_MS if ttl_s is None else max(1, round(ttl_s * 1000))
 
 
-def checked_ttl_ms(ttl_s: float) -> int:
+def checked_ttl_ms(ttl_s: float, param: str = "ttl_s") -> int:
     """Do so for a request's. Raises ``RequestError`` unless it is above 0 and at most a century."""
     if not 0 < ttl_s <= MAX_LIFETIME_S:
-        raise RequestError("ttl_s", f"must be above 0 and at most {MAX_LIFETIME_S} seconds")
+        raise RequestError(param, f"must be above 0 and at most {MAX_LIFETIME_S} seconds")
     return ttl_ms(ttl_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvstore.clock import Clock
 from kvstore.keeping import KeepingIndex
@@ -48,6 +48,12 @@ class DeviceSide(ABC):
         They are there until ``device_removed``; quick where there are none.
         """
         return self._index.over_in_pool()
+
+    def quarantined(self, keys: Collection[bytes]) -> list[bytes]:
+        """Return those of ``keys`` that are in quarantine themselves."""
+        if not self._index.num_quarantined:
+            return []
+        return [key for key in keys if self._index.is_quarantined(key)]
 
     def watch_device(self, on_over: Callable[[], None]) -> None:
         """Have ``on_over`` called, on another thread, while ``over_on_device`` names blocks."""

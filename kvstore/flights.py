@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
-from kvstore.arena import Arena, OwnerOf, Slot
+from kvstore.arena import Slot
 from kvstore.audit import Audit
 from kvstore.clock import Clock
 from kvstore.frame import checksum
 from kvstore.index import ResidencyIndex
 from kvstore.loading import Load, OnDone, SharedBytes, Ticket
+from kvstore.memory_room import MemoryRoom
 from kvstore.placement import Placement
 from kvstore.reading import Arrival, Landing, Read
 from kvstore.record import Record
@@ -48,19 +49,17 @@ class Flights:
         self,
         index: ResidencyIndex,
         placement: Placement,
-        arena: Arena,
+        room: MemoryRoom,
         clock: Clock,
         audit: Audit,
         on_transfer: OnTransfer | None,
-        owner_of: OwnerOf,
     ) -> None:
         self._index = index
         self._placement = placement
-        self._arena = arena
+        self._room = room
         self._clock = clock
         self._audit = audit
         self._on_transfer = on_transfer
-        self._owner_of = owner_of
         self._flights: dict[bytes, _Flight] = {}
         # By tier; for each flight there is one job in its pool.
         self._waiting: defaultdict[int, deque[_Flight]] = defaultdict(deque)
@@ -231,7 +230,7 @@ class Flights:
             self._changed.notify_all()
 
     def _allocate(self, flight: _Flight) -> Slot | None:
-        return self._arena.allocate(flight.record.raw_bytes, self._owner_of(flight.record.namespace))
+        return self._room.allocate(flight.record)
 
     def _is_wanted(self, flight: _Flight) -> bool:
         return not flight.tier.pool.is_closing and flight.load.is_wanted()
@@ -247,7 +246,7 @@ class Flights:
                 if slot is not None or self._clock.monotonic_s() >= ends_at_s:
                     return slot
                 memory = self._placement.memory
-                if memory is None or not is_first or not self._placement.evict_next(memory):
+                if memory is None or not is_first or not self._room.make_way(memory, flight.record):
                     with self._changed:
                         self._changed.wait(0.01)
             return None

@@ -17,6 +17,7 @@ from kvstore.residents import Residents
 from kvstore.seams import IsHeld
 from kvstore.spared import Spared
 from kvstore.tenants import Tenants
+from kvstore.tier import DEVICE_BIT
 
 T = TypeVar("T")
 
@@ -259,6 +260,9 @@ class ResidencyIndex(Residents):
                     raise InvariantError(f"a block is held {record.num_holds} times")
                 if record.is_nowhere:
                     raise InvariantError("a record of a block that is nowhere")
+            num_on_device = sum(record.tiers >> DEVICE_BIT & 1 for record in self._records.values())
+            if num_on_device != self._lives.num_on_device:
+                raise InvariantError(f"{self._lives.num_on_device} blocks on the device, not {num_on_device}")
             for bit, ledger in enumerate(self._ledgers):
                 if ledger is None:
                     continue

@@ -10,10 +10,12 @@ from kvstore.clock import Clock
 from kvstore.keeping import KeepingIndex
 from kvstore.overview import health_of, statistics_of
 from kvstore.placement import Placement
+from kvstore.recovery import Recovery
 from kvstore.residents import fastest
 from kvstore.shared_tier import SharedTier
 from kvstore.statistics import Health, StoreStatistics
 from kvstore.store_config import DeviceTier
+from kvstore.sweeper import Sweeper
 from kvstore.tier import Tier
 
 
@@ -27,6 +29,8 @@ class Insight:
     _arena: Arena
     _device: DeviceTier
     _clock: Clock
+    _sweeper: Sweeper
+    _recovery: Recovery
     _closed: bool
 
     @property
@@ -43,10 +47,6 @@ class Insight:
         """Return the time on the clock that deadlines of leases and loads are told in."""
         return self._clock.monotonic_s()
 
-    def namespaces_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the digest of each block's namespace, ``None`` where it is not known."""
-        return self._index.namespaces_of(keys)
-
     def peek(self, keys: Sequence[bytes]) -> tuple[str | None, ...]:
         """Return each block's fastest tier, ``None``: in no tier; nothing is leased, touched or extended."""
         masks = self._index.peek(keys, self._placement.findable_mask(), self._clock.wall_ms())
@@ -60,8 +60,9 @@ class Insight:
         return Absence(cause, "" if is_nowhere else self._names[bit], at_ms)
 
     def health(self) -> Health:
-        """Return the state of every tier and the worst of them."""
-        return health_of(self._tiers, self._index, is_closed=self._closed)
+        """Return the state of every tier and the worst of them and of what looks after them."""
+        keepers = self._sweeper.health(), self._recovery.health()
+        return health_of(self._tiers, self._index, keepers, is_closed=self._closed)
 
     def statistics(self) -> StoreStatistics:
         """Return counts since the start and what each tier holds now, from the fastest."""

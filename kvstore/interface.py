@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kvstore.absences import Absence
@@ -10,6 +10,7 @@ from kvstore.leases import Hit
 from kvstore.loading import OnDone, Ticket
 from kvstore.namespace import Namespace
 from kvstore.statistics import Health, StoreStatistics
+from kvstore.upkeep import Pinned, Pinning
 
 
 class HeldMemory(Protocol):
@@ -90,6 +91,16 @@ class BlockStore(Protocol):
 
     def get_into(self, key: bytes, out: memoryview, timeout_s: float = 10.0) -> bool: ...
 
+    def device_added(self, key: bytes, parent: bytes, namespace: Namespace | None = None) -> None: ...
+
+    def device_removed(self, key: bytes) -> None: ...
+
+    def ended(self, keys: Sequence[bytes]) -> list[bytes]: ...
+
+    def over_on_device(self) -> list[bytes]: ...
+
+    def watch_device(self, on_over: Callable[[], None]) -> None: ...
+
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]: ...
 
     def evict(self, keys: Iterable[bytes]) -> int: ...
@@ -97,6 +108,19 @@ class BlockStore(Protocol):
     def clear(self, tier: str | None = None) -> int: ...
 
     def quarantine(self, key: bytes) -> None: ...
+
+    def pin(
+        self,
+        keys: Sequence[bytes],
+        *,
+        for_s: float | None = None,
+        until_s: float | None = None,
+        tiers: Sequence[str] | None = None,
+    ) -> Pinned: ...
+
+    def unpin(self, keys: Sequence[bytes], tiers: Sequence[str] | None = None) -> int: ...
+
+    def pins(self, limit: int = 1000) -> list[Pinning]: ...
 
     def flush(self, timeout_s: float) -> bool: ...
 

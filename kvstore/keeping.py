@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
+from kvstore.absences import Cause
 from kvstore.defaults import Use
 from kvstore.errors import ConfigError, PinBudgetError
 from kvstore.frame import Expiry
@@ -130,12 +131,23 @@ class KeepingIndex(ResidencyIndex):
             pins = list(self._ledger(bit).pins.pins.values())
         return [pin for pin in pins if pin.until_ms > now_ms]
 
+    def evict_all(self, bit: int, keys: Sequence[bytes]) -> list[Record]:
+        """Begin to remove blocks from a tier, all of them, or none if any is gone, in use or pinned."""
+        ledger = self._ledger(bit)
+        with self._lock:
+            is_kept = ledger.kept(self._is_held)
+            if any(key not in ledger.held or is_kept(key) for key in keys):
+                return []
+            for key in keys:
+                ledger.begin_removal(key)
+            return [self._clear_bit(key, bit, Cause.EVICTED) for key in keys]
+
     def usage(self, bit: int) -> tuple[int, int]:
         """Return (bytes used, blocks held) of a tier."""
         ledger = self._ledgers[bit]
         with self._lock:
             if ledger is None:
-                return 0, sum(record.tiers >> bit & 1 for record in self._records.values())
+                return 0, self._lives.num_on_device
             return ledger.used_bytes, len(ledger.held)
 
     def pinned(self, bit: int) -> tuple[int, int]:

@@ -44,6 +44,8 @@ class Lives:
         """Blocks that turned out to be under a hard limit; their headers do not say so."""
         self.over_in_pool: dict[bytes, None] = {}
         """Blocks that the engine's own pool, which keeps its own books, is to let go of."""
+        self.num_on_device = 0
+        """Blocks that are alive there."""
 
     def begin(self, facts: Record, ttl_ms: int | None) -> Use:
         """Tell a new block when it ends; returns the use that its storing is."""
@@ -102,6 +104,15 @@ class Lives:
         if use.sure_ms > record.sure_ms:
             self.put_off(record, use.sure_ms)
 
+    def set_ends(self, record: Record, now_ms: int, soft_ms: int | None, hard_ttl_ms: int | None) -> None:
+        """Let a living block end as somebody wants it, soft ends sooner as well; ``None``: as it is."""
+        if soft_ms is not None:
+            record.named_ms, record.used_ms = soft_ms, 0
+            self.use_ancestors(record.parent, Use(now_ms, soft_ms, soft_ms))
+        if hard_ttl_ms is not None:
+            record.hard_ms = min(record.hard_ms, (record.created_ms or now_ms) + hard_ttl_ms)
+        self._ends.note(record)
+
     def put_off(self, record: Record, sure_ms: int) -> None:
         """Note that a block lives on until ``sure_ms`` in all its tiers, but for its hard end."""
         if not record.sure_ms:  # its first end
@@ -149,8 +160,17 @@ class Lives:
         """Return those of ``records`` of which a header in a tier of ``mask`` lags behind."""
         return [record for record in records if self._defaults.is_behind(record, mask, now_ms)]
 
+    def enter(self, record: Record, bit: int, *, is_unreadable: bool) -> None:
+        """Note that a block came into a tier, and look at it when it ends."""
+        if is_unreadable:
+            record.unreadable |= 1 << bit
+        else:
+            self.num_on_device += bit == DEVICE_BIT and not record.tiers & _DEVICE
+            record.tiers |= 1 << bit
+        self.note(record)
+
     def note(self, record: Record) -> None:
-        """Look at a block when it ends, for it came into a tier."""
+        """Look at a block when it ends."""
         self._ends.note(record)
 
     def hurry(self, record: Record) -> None:
@@ -160,6 +180,7 @@ class Lives:
     def clear(self, record: Record, bit: int) -> None:
         """Note that a tier has let go of a block."""
         gone = ~(1 << bit)
+        self.num_on_device -= bool(record.tiers & ~gone & _DEVICE)
         record.tiers &= gone
         record.unreadable &= gone
         record.over &= gone
@@ -216,6 +237,7 @@ class Lives:
     def _retire(self, record: Record, now_ms: int) -> bool:
         """Put a block out of sight where its time is over, which it says, and note when to look again."""
         over = self._defaults.over(record, now_ms)
+        self.num_on_device -= bool(record.tiers & over & _DEVICE)
         record.tiers &= ~over
         record.unreadable &= ~over
         record.over |= over

@@ -15,6 +15,9 @@ DIGEST_CHARACTERS = 32
 MANIFEST_VERSION = 1
 MOST_MANIFEST_BYTES = 1 << 20
 """Longer ones are not read: what lies on a medium may be anything."""
+_MOST_CHARACTERS = 4096
+_MOST_NUMBER = 1 << 20
+_MOST_LEVELS = 32
 
 AT_REST_LAYOUT = "layer,kv,token,head,dim"
 
@@ -92,6 +95,7 @@ class Namespace:
         if not isinstance(facts, dict) or facts.pop("manifest_version", None) != MANIFEST_VERSION:
             raise ValueError("a manifest of another version")
         digest = facts.pop("digest", None)
+        _refuse_odd(facts)
         facts["model_config"] = canonical_json(facts.get("model_config"))
         types = {field.name: int if field.type == "int" else str for field in fields(cls)}
         if any(type(value) is not types.get(name) for name, value in facts.items()):
@@ -144,6 +148,28 @@ def salt_digest(salt: str) -> str:
 def tenant_digest(name: str) -> str:
     """Return the hex digest that stands for a tenant who is known by a token."""
     return blake2b(name.encode(), digest_size=16, person=b"prefixd-tenant").hexdigest()
+
+
+def _refuse_odd(facts: dict[str, Any]) -> None:
+    """Raise ``ValueError`` for what could not be told on, or worked with: anybody may write a manifest."""
+    if not _is_shallow(facts, _MOST_LEVELS):
+        raise ValueError("the manifest is nested too deeply")
+    try:
+        json.dumps(facts, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("the manifest is no text") from error
+    for name, value in facts.items():
+        if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+            raise ValueError(f"{name} is longer than {_MOST_CHARACTERS} characters")
+        if type(value) is int and not (0 if name == "tp_rank" else 1) <= value <= _MOST_NUMBER:
+            raise ValueError(f"{name} is no number that can be")
+
+
+def _is_shallow(value: object, num_levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return num_levels > 0 and all(_is_shallow(part, num_levels - 1) for part in parts)
 
 
 def _is_digest(text: str) -> bool:

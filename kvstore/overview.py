@@ -11,17 +11,22 @@ from kvstore.store_config import DeviceTier
 from kvstore.tier import DEVICE, DEVICE_BIT, MemoryTier, Tier
 
 
-def health_of(tiers: Sequence[Tier], index: KeepingIndex, *, is_closed: bool) -> Health:
-    """Return the state of every tier and the worst of them; blocks in quarantine are bad enough."""
+def health_of(
+    tiers: Sequence[Tier], index: KeepingIndex, keepers: Sequence[TierHealth], *, is_closed: bool
+) -> Health:
+    """Return the state of every tier and the worst of them; blocks in quarantine are bad enough.
+
+    ``keepers`` are what looks after all of them.
+    """
     states = {tier.name: tier.health(len(index.stuck(tier.bit))) for tier in tiers}
     if is_closed:
         states = dict.fromkeys(states, TierHealth(State.UNHEALTHY, "closed"))
     num = index.num_quarantined
     told = f"{num} blocks that are wrong, or were computed on wrong ones, are in quarantine"
-    reason = f"{told}: find the cause, then clear the store" if num else ""
-    order = list(State)
-    worst = max((health.state for health in states.values()), key=order.index, default=State.OK)
-    return Health(max(worst, State.DEGRADED, key=order.index) if reason else worst, states, reason)
+    quarantine = TierHealth(State.DEGRADED, f"{told}: find the cause, then clear the store")
+    general = [keeper for keeper in keepers if keeper.reason] + [quarantine] * bool(num)
+    worst = max((one.state for one in (*states.values(), *general)), key=list(State).index, default=State.OK)
+    return Health(worst, states, "; ".join(one.reason for one in general))
 
 
 def statistics_of(

@@ -39,7 +39,9 @@ class Lent(NamedTuple):
 class Placement(Removal):
     """Moves blocks into and out of tiers; bookkeeping is the index's, bytes are the backends'."""
 
-    def __init__(self, tiers: Sequence[Tier], index: KeepingIndex, clock: Clock) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], index: KeepingIndex, clock: Clock, *, finds_device: bool = True
+    ) -> None:
         super().__init__(index)
         self._tiers = tuple(tiers)
         self._clock = clock
@@ -52,10 +54,11 @@ class Placement(Removal):
         self._header_updates = HeaderUpdates(tiers, index, clock)
         self._copying: set[tuple[int, bytes]] = set()  # queued already: a block may be hit again and again
         self.bytes_mask = sum(1 << tier.bit for tier in tiers)
+        self._device_mask = 1 << DEVICE_BIT if finds_device else 0
 
     def findable_mask(self) -> int:
         """Return the tiers that lookups should count on, the engine's own pool included, as a mask."""
-        return 1 << DEVICE_BIT | sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
+        return self._device_mask | sum(1 << tier.bit for tier in self._tiers if tier.is_readable())
 
     def make_room(self, tier: Tier, facts: Record, stored_bytes: int | None = None) -> Room | None:
         """Set room aside and see its victims off; blocks on the medium of a tier below memory.
@@ -75,13 +78,10 @@ class Placement(Removal):
         tier.counters.add(Count.EVICTIONS, len(victims))
         return None if self._index.is_void(tier.bit, room) else room
 
-    def evict_next(self, tier: Tier) -> bool:
-        """Evict one block for room that the budget promised and memory could not give."""
-        victim = self._index.evict_next(tier.bit)
-        if victim is not None:
-            self._see_off(tier, victim)
-            tier.counters.add(Count.EVICTIONS)
-        return victim is not None
+    def evicted(self, tier: Tier, victim: Record) -> None:
+        """See a block off that the index has begun to remove for room."""
+        self._see_off(tier, victim)
+        tier.counters.add(Count.EVICTIONS)
 
     def keep(self, tier: MemoryTier, facts: Record, room: Room, slot: Slot) -> Lent | None:
         """Publish a filled slot in the memory tier, and lend it.

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from threading import Event, Thread
 
 from kvstore.clock import Clock
+from kvstore.errors import one_line
 from kvstore.frame import Header
 from kvstore.keeping import KeepingIndex
 from kvstore.manifests import MAX_KNOWN, parse
 from kvstore.placement import Placement
 from kvstore.record import Record, ends_in, record_of
 from kvstore.shared_tier import SharedTier
+from kvstore.statistics import State, TierHealth
 from kvstore.tier import Tier
+
+_log = logging.getLogger(__name__)
 
 
 class Recovery:
@@ -27,6 +32,11 @@ class Recovery:
         self._placement = placement
         self._clock = clock
         self._stopping = Event()
+        self._fault = ""
+
+    def health(self) -> TierHealth:
+        """Say whether all could be found."""
+        return TierHealth(State.DEGRADED if self._fault else State.OK, self._fault)
 
     def start(self) -> None:
         """Enter what the backends know, then let them look for more in the background."""
@@ -44,9 +54,13 @@ class Recovery:
 
     def _scan(self, tier: Tier) -> None:
         """Learn whose the blocks are, and find those that are not known yet."""
-        self._meet_tenants(tier)
-        tier.discover(partial(self._enter, tier, False), self._stopping.is_set)
-        self._apply_rules()
+        try:
+            self._meet_tenants(tier)
+            tier.discover(partial(self._enter, tier, False), self._stopping.is_set)
+            self._apply_rules()
+        except Exception as error:  # noqa: BLE001  a thread's end is silent: health tells of it
+            _log.exception("the scan of tier %s was broken off", tier.name)
+            self._fault = f"the scan of tier {tier.name} was broken off: {one_line(error)}"
 
     def _meet_tenants(self, tier: Tier) -> None:
         """Read the manifests of a medium; blocks on it."""

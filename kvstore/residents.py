@@ -81,12 +81,6 @@ class Residents(Lifespans):
             ]
         return alive + [0] * (len(keys) - len(alive))
 
-    def namespaces_of(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the digest of each block's namespace, ``None`` where it is not known."""
-        get = self._records.get
-        with self._lock:
-            return [record.namespace or None if (record := get(key)) else None for key in keys]
-
     def hold(self, key: bytes, bit: int, now_ms: int, *, is_leased: bool = False) -> Record | None:
         """Return the record of ``key``, held once more, when tier ``bit`` has it alive.
 
@@ -251,16 +245,12 @@ class Residents(Lifespans):
         return record is not None and record.num_holds > 0
 
     def _entered(self, bit: int, facts: Record) -> Record:
-        is_unreadable = facts.unreadable >> bit & 1
+        is_unreadable = bool(facts.unreadable >> bit & 1)
         self._lives.limit(facts)
         record = self._records.setdefault(facts.key, facts)
         if record is not facts:
             self._lives.complete(record, facts)
-        if is_unreadable:
-            record.unreadable |= 1 << bit
-        else:
-            record.tiers |= 1 << bit
-        self._lives.note(record)
+        self._lives.enter(record, bit, is_unreadable=is_unreadable)
         if not self._absences.keeps_out(facts.key, facts.parent):
             self._absences.forget(facts.key)
         return record

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from kvstore.arena import Slot
 from kvstore.frame import Header
 from kvstore.hints import Hint
+from kvstore.slab import Slab
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,13 @@ class Lending(Protocol):
 
     def where(self, key: bytes) -> Slot | None:
         """Return the slot that holds a block, to be read while the block is held; ``None``: not there."""
+        ...
+
+    def slabs_like(self, slab: Slab) -> list[list[bytes]]:
+        """Return the blocks of each slab of the same owner and slots, those with the fewest first.
+
+        A slab in which there is anything but blocks is left out.
+        """
         ...
 
     def surrender(self, key: bytes) -> Slot | None:

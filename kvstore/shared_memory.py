@@ -22,6 +22,9 @@ _SEAL_FUTURE_WRITE = 0x0010  # of Linux 5.1, not named by Python 3.11
 _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _GENERATION_BYTES = 8
 
+SLAB_NAME = "prefixd-slab"
+"""What the system calls a slab's memory, as in ``/proc/PID/fd``."""
+
 
 class SlabView(NamedTuple):
     """Another process's slab as it is seen here: read-only."""
@@ -39,7 +42,7 @@ def map_shared_slab(stride_bytes: int, num_slots: int) -> SlabMemory:
     """Return memory that others can map to read, by its descriptor. Raises ``OSError``: there is none."""
     head = head_bytes(num_slots)
     nbytes = head + stride_bytes * num_slots
-    descriptor = _create(nbytes)
+    descriptor = _create(SLAB_NAME, nbytes)
     try:
         # At once, so that a machine without the memory says so here, and not where it is first used.
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -67,7 +70,7 @@ def create_staging(nbytes: int) -> tuple[memoryview, int]:
 
     Its size is sealed: a writer that shrinks it could end us. It takes memory as it is used.
     """
-    descriptor = _create(nbytes)
+    descriptor = _create("prefixd-staging", nbytes)
     memory = memoryview(_map(descriptor, nbytes))
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _FIXED_SIZE)
     return memory, descriptor
@@ -78,8 +81,8 @@ def view_staging(descriptor: int, nbytes: int) -> memoryview:
     return memoryview(_map(descriptor, nbytes))
 
 
-def _create(nbytes: int) -> int:
-    descriptor = os.memfd_create("prefixd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _create(name: str, nbytes: int) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
     except OSError:

@@ -10,8 +10,15 @@ from typing import NamedTuple
 
 from kvstore.errors import InvariantError
 
+PAGE_BYTES = mmap.PAGESIZE
+
 Unlock = Callable[[], None]
 """Undoes what was done to a slab's memory when it was mapped."""
+
+
+def slot_stride(nbytes: int) -> int:
+    """Return the bytes that a slot for ``nbytes`` occupies: whole pages, at least one."""
+    return -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
 
 
 def nothing_to_undo() -> None:
@@ -59,6 +66,10 @@ class Slab:
     def used_bytes(self) -> int:
         """Bytes of the slots in use."""
         return self.nbytes - len(self.free) * self.stride_bytes
+
+    def is_for(self, nbytes: int, owner: bytes) -> bool:
+        """Say whether its slots are such as blocks of ``nbytes`` of this owner lie in."""
+        return self.owner == owner and self.stride_bytes == slot_stride(nbytes)
 
     def put_back(self, offset: int) -> None:
         """Make a slot free again; whoever still reads it can tell by its generation."""

@@ -24,8 +24,10 @@ from kvstore.leases import Hit, LeaseTable
 from kvstore.ledger import Ledger
 from kvstore.loading import OnDone, Ticket
 from kvstore.manifests import Manifests
+from kvstore.memory_room import MemoryRoom
 from kvstore.namespace import Namespace
 from kvstore.pins import TierPins
+from kvstore.pools import Pools
 from kvstore.quotas import Quotas
 from kvstore.record import Record
 from kvstore.recovery import Recovery
@@ -56,7 +58,8 @@ class TieredStore(Upkeep, DeviceSide, Insight):
     I/O only where they say so. The store owns the backends and closes them. ``codecs`` are forms
     that blocks on the media may have beside those that the tiers write; ``on_transfer`` hears of
     each block that was read from a medium; ``owner_of`` says whose slabs of ``arena`` a block lies in.
-    ``foresight`` takes hints, ``copies`` looks at one tier's copy of a block, ``admin`` is for its operator.
+    ``foresight`` takes hints, ``copies`` looks at one tier's copy of a block, ``admin`` is for its operator,
+    ``pools`` counts what engines in other processes have.
     """
 
     def __init__(
@@ -100,11 +103,14 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             Defaults(self.config.ttls_ms(self._names)),
         )
         self._leases = LeaseTable()
-        self._placement = OperatedPlacement(self._tiers, self._index, self._clock)
+        self._placement = OperatedPlacement(
+            self._tiers, self._index, self._clock, finds_device=not self._device.is_elsewhere
+        )
         audit = Audit(self.config.audit_share)
-        flights = Flights(self._index, self._placement, arena, self._clock, audit, on_transfer, owner_of)
+        room = MemoryRoom(arena, self._placement, self._index, owner_of)
+        flights = Flights(self._index, self._placement, room, self._clock, audit, on_transfer)
         self._retrieval = Retrieval(self._tiers, self._index, self._placement, flights, self._clock, audit)
-        self._storing = Storing(self._placement, self._index, arena, audit, owner_of)
+        self._storing = Storing(self._placement, self._index, room, audit)
         self._manifests = Manifests(self._placement.below_memory)
         self._inquiries = Inquiries(self._tiers, self._index, self._placement, self._clock)
         self.foresight = Foresight(self._tiers, self._index, self._clock)
@@ -119,10 +125,11 @@ class TieredStore(Upkeep, DeviceSide, Insight):
             self._clock,
         )
         self._recovery = Recovery(self._tiers, self._index, self._placement, self._clock)
+        self.pools = Pools(self)
         self._closed = False
         self.set_retention(self.config.retention)
         self._recovery.start()
-        self._sweeper = Sweeper(self._placement, self._index, self._clock)
+        self._sweeper = Sweeper(self._placement, self._index, self._leases, self._clock)
 
     def lookup(self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None) -> Hit:
         """Return where each block is, in one pass, with a lease on all that are resident.

@@ -47,10 +47,15 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTier:
-    """What the engine's own pool may hold; it reports which blocks it does."""
+    """What the engine's own pool may hold; it reports which blocks it does.
+
+    ``is_elsewhere``: the pools are those of engines in other processes. What they have is nothing to look up
+    here, but ends as what is here.
+    """
 
     budget_bytes: int = 0
     block_bytes: int = 0
+    is_elsewhere: bool = False
 
 
 def refuse_odd_tiers(tiers: Sequence[TierSpec]) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from kvstore.absences import Cause
 from kvstore.clock import Clock
 from kvstore.keeping import KeepingIndex
 from kvstore.placement import Placement
 from kvstore.reading import Landing, Read
 from kvstore.record import Record
 from kvstore.tier import MemoryTier, Tier
-
-_CAUSES = {Read.MISSING: Cause.MISSING, Read.CORRUPT: Cause.CORRUPT}  # of which the tier lets go
 
 
 class StoredCopies:
@@ -80,10 +77,7 @@ class StoredCopies:
             if not tier.pool.is_closing:
                 arrival = tier.read(Landing(record.copy(), out, is_used=False))
                 is_there = arrival.outcome is Read.DONE
-                if (cause := _CAUSES.get(arrival.outcome)) is not None:
-                    self._placement.remove(tier, record.key, cause, even_if_held=True)
-                elif arrival.outcome is Read.UNKNOWN_FORM:
-                    self._placement.disown(tier, record.key)
+                self._placement.note_bad(tier, record.key, arrival.outcome)
         finally:
             self._index.unhold([record])
             done.set_result(is_there)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvstore.absences import Cause
-from kvstore.arena import Arena, OwnerOf, Slot
+from kvstore.arena import Slot
 from kvstore.audit import Audit
 from kvstore.frame import checksum
 from kvstore.index import ResidencyIndex
 from kvstore.loading import SharedBytes
 from kvstore.making_room import Room
+from kvstore.memory_room import MemoryRoom
 from kvstore.placement import Placement
 from kvstore.record import Record
 from kvstore.statistics import Count
@@ -63,13 +64,10 @@ class Storing:
     be verified; the others when they are first written to a lower tier.
     """
 
-    def __init__(
-        self, placement: Placement, index: ResidencyIndex, arena: Arena, audit: Audit, owner_of: OwnerOf
-    ) -> None:
-        self._owner_of = owner_of
+    def __init__(self, placement: Placement, index: ResidencyIndex, room: MemoryRoom, audit: Audit) -> None:
         self._placement = placement
         self._index = index
-        self._arena = arena
+        self._room = room
         self._audit = audit
 
     def reserve(self, facts: Record, num_tokens: int, ttl_ms: int | None) -> Reservation | None:
@@ -99,7 +97,8 @@ class Storing:
         view, give_back = slot.view, slot.free
         self.sample(facts, view)
         kept = self._placement.keep(home.tier, facts, home.room, slot) if home else None
-        if kept is not None:
+        if home is not None and kept is not None:
+            home.tier.counters.add_transfer(Count.STORES, Count.STORED_BYTES, len(view))
             facts, view, give_back = kept.record, kept.data, kept.give_back
         if not lower:
             give_back()
@@ -126,10 +125,9 @@ class Storing:
 
     def allocate(self, facts: Record, home: MemoryTier | None) -> Slot | None:
         """Return a slot; where the budget of ``home`` has room and memory has not, more blocks make way."""
-        owner = self._owner_of(facts.namespace)
-        slot = self._arena.allocate(facts.raw_bytes, owner)
-        while slot is None and home is not None and self._placement.evict_next(home):
-            slot = self._arena.allocate(facts.raw_bytes, owner)
+        slot = self._room.allocate(facts)
+        while slot is None and home is not None and self._room.make_way(home, facts):
+            slot = self._room.allocate(facts)
         return slot
 
     def _drop(self, key: bytes, home: Home | None, wanting: Sequence[Tier]) -> None:

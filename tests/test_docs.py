@@ -84,8 +84,9 @@ def test_the_example_in_a_transformers_script_runs_and_reuses(tmp_path: Path) ->
     assert ran.stdout.strip() == "48 tokens were not computed again", ran.stderr
 
 
-def test_the_example_of_pins_and_quotas_prints_what_it_says(tmp_path: Path) -> None:
-    example = python_in("docs/pins.md")
+@pytest.mark.parametrize("page", ["docs/pins.md", "docs/operating.md"])
+def test_the_examples_with_a_store_print_what_they_say(page: str, tmp_path: Path) -> None:
+    example = PYTHON_BLOCK.findall((REPOSITORY / page).read_text())[0]
     done = run_python("-c", example, folder=tmp_path)
     assert done.stderr == ""
     assert done.stdout.splitlines() == re.findall(r"^ *print\(.*  # (.*)$", example, re.MULTILINE)

@@ -84,7 +84,7 @@ def test_the_wheel_holds_the_rooms_and_what_they_need(distributions: Path) -> No
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*ROOMS, "prefixd.py"}
     assert {f"{room}/py.typed" for room in ROOMS} <= set(names)
-    assert "api/demo/document.txt" in names
+    assert {"api/demo/document.txt", "api/ui/page.html"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("METADATA"))).decode()
     assert "License-Expression: Apache-2.0" in metadata

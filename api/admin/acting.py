@@ -11,6 +11,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, Header, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from api.admin.context import AdminContext, Shared, scope_of
@@ -69,9 +70,14 @@ class Action:
         self.is_noted = False
         return JSONResponse(await self.now(lambda: work(Progress(), dry_run=True)))
 
-    def begin(self, kind: str, work: Work, fields: BaseModel | None, key: str | None) -> Response:
-        """Begin a job, or find the one that the same request has begun, and answer with it."""
-        repeat = Repeat(who_is(self.caller), key, self._content(fields)) if key else None
+    def begin(
+        self, kind: str, work: Work, fields: BaseModel | None, key: str | None, content: bytes = b""
+    ) -> Response:
+        """Begin a job, or find the one that the same request has begun, and answer with it.
+
+        ``content`` tells it from another with the same ``fields``.
+        """
+        repeat = Repeat(who_is(self.caller), key, self._content(fields) + content) if key else None
         job = self.context.jobs.begin(kind, scope_of(self.caller), work, self._note_job, repeat)
         self.is_noted = False  # it was, when the job began
         return JSONResponse(JobView.of(job).model_dump(mode="json"), 202)
@@ -105,6 +111,9 @@ async def acting(request: Request, context: Shared, caller: Caller) -> AsyncIter
         raise
     except RequestValidationError:
         action.note("refused: 400")
+        raise
+    except HTTPException as refusal:
+        action.note(f"refused: {refusal.status_code}")
         raise
     except Exception:
         action.note("failed")

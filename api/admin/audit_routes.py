@@ -18,8 +18,7 @@ _WHAT = "computing stored blocks once more"
 @router.get("/audit", responses=errors(400, 403, 429))
 async def get_audit(context: Shared, _: Overseer) -> AuditView:
     """Tell what was computed once more in idle time and compared with what is stored, and what was wrong."""
-    audit = context.need_model(_WHAT).audit
-    return AuditView.model_validate(await context.threads.run(audit))
+    return AuditView.of(await context.threads.run(context.need_model(_WHAT).audit))
 
 
 @router.put("/audit", responses=errors(403, 429))
@@ -28,4 +27,4 @@ async def set_audit(action: ByOperators, fields: AuditFields) -> AuditView:
     action.on["share"] = fields.share
     model = action.context.need_model(_WHAT)
     model.set_audit_share(fields.share)
-    return AuditView.model_validate(await action.now(model.audit))
+    return AuditView.of(await action.now(model.audit))

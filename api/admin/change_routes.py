@@ -25,6 +25,7 @@ from api.error_schema import Responses, errors
 from kvstore.admin.progress import Progress
 from kvstore.errors import RequestError
 from kvstore.remote.tenancy import Role
+from kvstore.tier import DEVICE
 
 BEGUN: Responses = {
     202: {"model": JobView, "description": "The job that was begun, or that the same request began."},
@@ -116,9 +117,22 @@ async def clear(
 ) -> Response:
     """Remove everything that is not in use from a tier or from all; all of them: ends quarantines, too."""
     action.on |= fields.model_dump(exclude_none=True)
-    store, tier = action.context.store, fields.tier
-    action.context.refuse_odd_tiers(tier=tier)
-    return action.begin("clear", lambda _: {"blocks": store.clear(tier)}, fields, idempotency_key)
+    if fields.tier == DEVICE:
+        action.context.need_model("clearing the engine's own pool")
+    else:
+        action.context.refuse_odd_tiers(tier=fields.tier)
+    return action.begin("clear", lambda _: {"blocks": _clear(action, fields.tier)}, fields, idempotency_key)
+
+
+def _clear(action: Action, tier: str | None) -> int:
+    store, model = action.context.store, action.context.model
+    if model is not None and tier in {None, DEVICE}:
+        model.write_computed()  # what comes to the tiers only later would be there again
+        before = store.statistics().tiers[0].num_blocks
+        model.clear_pool()
+        if tier == DEVICE:
+            return before - store.statistics().tiers[0].num_blocks
+    return store.clear(tier)
 
 
 async def _chosen(action: Action, fields: SelectionFields) -> Chosen:
@@ -133,7 +147,9 @@ async def _chosen(action: Action, fields: SelectionFields) -> Chosen:
 
 
 def _num_absent(action: Action, chosen: Chosen) -> int:
-    """Return how many blocks of a prompt no tier has, which have to be computed."""
-    if chosen.compute is None or chosen.keys is None:
+    """Return how many blocks of a prompt no tier stores, which have to be computed."""
+    context = action.context
+    if context.model is None or chosen.compute is None or chosen.keys is None:
         return 0
-    return action.context.store.peek(chosen.keys).count(None)
+    context.model.write_computed()
+    return context.store.copies.where(chosen.keys).count(())

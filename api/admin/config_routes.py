@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from api.admin.config_views import SettingList, SettingView
 from api.admin.context import Shared
-from api.admin.job_views import SettingList, SettingView
 from api.error_schema import errors
 from api.setting_facts import is_secret
 from api.settings import Settings

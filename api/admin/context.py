@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
+from pydantic import BaseModel
+from starlette.responses import Response
 
 from api.admin.audit_log import AuditLog
 from api.admin.jobs import Jobs
-from api.admin.model_part import ModelPart
 from api.admin.rules import Rules
 from api.few_threads import FewThreads
 from api.history import History
@@ -23,6 +24,13 @@ from kvstore.errors import AbsentError, NeedsModelError, RequestError
 from kvstore.namespace import tenant_digest
 from kvstore.remote.tenancy import Tenant
 from kvstore.store import TieredStore
+
+if TYPE_CHECKING:  # a store alone needs no torch
+    from api.admin.served_model import ServedModel
+
+_LAST_STEPS_S = 2.0
+MOST_PINS = 1_000_000
+"""Groups of pins that are looked at: all there may be."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +53,14 @@ class AdminContext:
     sampler: Sampler
     started_ms: int
     num_clients: Callable[[], int]
-    model: ModelPart | None = None
+    model: ServedModel | None = None
 
     @property
     def admin(self) -> Administration:
         """The store's administration."""
         return self.store.admin
 
-    def need_model(self, what: str) -> ModelPart:
+    def need_model(self, what: str) -> ServedModel:
         """Return the model's part. Raises ``NeedsModelError``."""
         if self.model is None:
             raise NeedsModelError(what)
@@ -74,9 +82,15 @@ class AdminContext:
         """Begin to keep a history."""
         self.sampler.start()
 
+    async def told(self, build: Callable[[], BaseModel]) -> Response:
+        """Return an answer that is built, and written as JSON, off the event loop: it may be large."""
+        body = await self.threads.run(lambda: build().model_dump_json())
+        return Response(body, media_type="application/json")
+
     async def close(self) -> None:
-        """Cancel all jobs, and write what is left of the log."""
+        """Cancel all jobs, and write what is left of the log, their ends as well."""
         self.jobs.close()
+        await asyncio.to_thread(self.jobs.wait, _LAST_STEPS_S)
         await asyncio.to_thread(self.sampler.close)
         self.threads.close()
         await asyncio.to_thread(self.log.close)

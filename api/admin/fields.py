@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.examples import DIGEST, example, example_of
 from kvstore.remote.wire import MOST_KEYS
 from kvstore.retention import MAX_LIFETIME_S
 
-DIGEST = "6b7d2c1e0f9a4b5c8d3e2f1a0b9c8d7e"
-"""What digests look like in examples."""
 UNSALTED = "unsalted"
 """In place of a tenant: of requests without a salt."""
-BODY = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 Key = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,32}$", max_length=64, examples=[DIGEST])]
 Keys = Annotated[list[Key], Field(min_length=1, max_length=MOST_KEYS)]
@@ -29,23 +27,6 @@ Cursor = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$
 
 _T = TypeVar("_T", bound=BaseModel)
 _Entry = TypeVar("_Entry")
-
-
-def example(**values: Any) -> ConfigDict:
-    """Return the configuration of an answer's model, with what it looks like."""
-    return ConfigDict(frozen=True, json_schema_extra={"examples": [values]})
-
-
-def body_example(*bodies: dict[str, Any]) -> ConfigDict:
-    """Return the configuration of a body's model: other fields are refused."""
-    return ConfigDict(**BODY, json_schema_extra={"examples": list(bodies)})
-
-
-def example_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what a model's configuration says it looks like."""
-    extra: Any = model.model_config["json_schema_extra"]
-    shown: dict[str, Any] = extra["examples"][0]
-    return shown
 
 
 def list_of(model: type[BaseModel]) -> ConfigDict:

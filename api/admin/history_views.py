@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from api.admin.fields import example
+from api.examples import example
 
 SpanName = Literal["hour", "day"]
 Unit = Literal["ratio", "seconds", "tokens", "requests", "blocks", "bytes"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from api.admin.fields import body_example
+from api.examples import body_example
 from api.prompt_schema import Message, Text, the_one_prompt
 from api.setting_types import ModeName
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.admin.fields import Listed, example, example_of, list_of
+from api.admin.fields import Listed, list_of
+from api.examples import AT, example, example_of
 from api.setting_types import ModeName
 
-_AT = 1_767_225_600.25
 _PREDICTED = {
     "policy": "measured", "chosen": "both", "reason": "loading the tail while the head is computed",
     "tokens_by_tier": {"disk": 1024}, "predicted_ttft_s": 0.12, "if_computed_s": 0.4, "if_loaded_s": 0.2,
@@ -63,7 +63,7 @@ class MissView(BaseModel):
     """Why the first missing block is missing."""
 
     model_config = example(
-        block=4, first_token=64, cause="evicted", tier="host", left_at=_AT, differences=[],
+        block=4, first_token=64, cause="evicted", tier="host", left_at=AT, differences=[],
         namespaces_not_searched=0, sentence="block 4, from token 64 on, was evicted from host",
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ class AccountView(BaseModel):
     """A request that has ended, and what was decided about it."""
 
     model_config = example(
-        number=7, ended_at=_AT, ended="stop", namespace="SmolLM2-135M-Instruct", mode="serve",
+        number=7, ended_at=AT, ended="stop", namespace="SmolLM2-135M-Instruct", mode="serve",
         prompt_tokens=1100, tokens_by_source={"computed": 76, "disk": 1024}, ttft_s=0.14,
         reason=_PREDICTED["reason"], plan=example_of(PlanView), miss=example_of(MissView),
     )  # fmt: skip

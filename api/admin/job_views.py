@@ -7,10 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from api.admin.audit_log import Entry
-from api.admin.fields import DIGEST, Listed, example, list_of, seconds
+from api.admin.fields import Listed, list_of, seconds
 from api.admin.jobs import Job
-
-_AT = 1_767_225_600.25
+from api.examples import AT, DIGEST, example
 
 
 class JobView(BaseModel):
@@ -20,7 +19,7 @@ class JobView(BaseModel):
     """
 
     model_config = example(
-        id="5ad1f00d5ad1f00d", kind="evict", state="running", done=12, total=64, started_at=_AT,
+        id="5ad1f00d5ad1f00d", kind="evict", state="running", done=12, total=64, started_at=AT,
         ended_at=None, result=None, error=None,
     )  # fmt: skip
 
@@ -60,7 +59,7 @@ class EntryView(BaseModel):
     """One administrative action: who, by the token's name, did what, on what, and what came of it."""
 
     model_config = example(
-        at=_AT, who="alice", tenant=None, action="POST /admin/evict", on={"keys": [DIGEST], "num_keys": 1},
+        at=AT, who="alice", tenant=None, action="POST /admin/evict", on={"keys": [DIGEST], "num_keys": 1},
         outcome="begun", job="5ad1f00d5ad1f00d",
     )  # fmt: skip
 
@@ -85,23 +84,3 @@ class EntryList(Listed[EntryView]):
     """Actions, the latest first."""
 
     model_config = list_of(EntryView)
-
-
-class SettingView(BaseModel):
-    """A setting and its value; that of a secret is hidden."""
-
-    model_config = example(
-        name="host_bytes", value=2 << 30, is_default=True, is_secret=False, meaning="Memory."
-    )
-
-    name: str
-    value: Any
-    is_default: bool
-    is_secret: bool
-    meaning: str
-
-
-class SettingList(Listed[SettingView]):
-    """All settings."""
-
-    model_config = list_of(SettingView)

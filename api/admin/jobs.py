@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from threading import Lock
+from threading import Condition, Lock
 from typing import Any, NamedTuple
 
 from kvstore.admin.progress import Progress
@@ -57,7 +57,7 @@ OnChange = Callable[[Job], None]
 
 
 class Jobs:
-    """Runs jobs on a few threads of their own; a bounded number waits. Thread-safe.
+    """Runs jobs on a few threads of their own; a bounded number waits, and fewer of one tenant. Thread-safe.
 
     Those that have ended are kept for ``kept_ms``, the last ``most_kept`` of them.
     """
@@ -67,17 +67,21 @@ class Jobs:
         clock: Clock,
         num_threads: int = 2,
         most_open: int = 32,
+        most_open_each: int = 8,
         most_kept: int = 256,
         kept_ms: int = 3_600_000,
     ) -> None:
         self._clock = clock
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="job")
         self._most_open = most_open
+        self._most_open_each = most_open_each
         self._most_kept = most_kept
         self._kept_ms = kept_ms
         self._jobs: dict[str, Job] = {}
         self._repeats: dict[tuple[str, str], tuple[bytes, str]] = {}
         self._lock = Lock()
+        self._ended = Condition(self._lock)
+        self._num_open = 0
         self._is_open = True
 
     def begin(
@@ -92,15 +96,14 @@ class Jobs:
             self._sweep()
             if known := self._known(repeat):
                 return known
-            num_open = sum(job.state is JobState.RUNNING for job in self._jobs.values())
-            if num_open >= self._most_open or not self._is_open:
-                raise OverloadedError(num_open)
+            self._refuse_too_many(tenant)
             job = Job(secrets.token_hex(8), kind, tenant, self._clock.wall_ms())
             self._jobs[job.id] = job
             if repeat:
                 self._repeats[repeat.token, repeat.key] = repeat.content, job.id
             on_change(job)
             self._threads.submit(self._run, job, work, on_change)
+            self._num_open += 1
         return job
 
     def of(self, tenant: str | None) -> list[Job]:
@@ -109,16 +112,16 @@ class Jobs:
             self._sweep()
             return [job for job in reversed(self._jobs.values()) if tenant in {None, job.tenant}]
 
-    def job(self, number: str, tenant: str | None) -> Job:
+    def job(self, job_id: str, tenant: str | None) -> Job:
         """Return one of them. Raises ``AbsentError``."""
-        job = next((job for job in self.of(tenant) if job.id == number), None)
+        job = next((job for job in self.of(tenant) if job.id == job_id), None)
         if job is None:
-            raise AbsentError("job", number)
+            raise AbsentError("job", job_id)
         return job
 
-    def cancel(self, number: str, tenant: str | None) -> Job:
+    def cancel(self, job_id: str, tenant: str | None) -> Job:
         """Have a job stop soon; one that has ended stays as it is. Raises ``AbsentError``."""
-        job = self.job(number, tenant)
+        job = self.job(job_id, tenant)
         job.progress.cancel()
         return job
 
@@ -128,14 +131,25 @@ class Jobs:
             self._is_open = False
             for job in self._jobs.values():
                 job.progress.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until all have ended, at most so long; says whether they have."""
+        with self._lock:
+            return self._ended.wait_for(lambda: not self._num_open, timeout_s)
+
+    def _refuse_too_many(self, tenant: str | None) -> None:
+        tenants = [job.tenant for job in self._jobs.values() if job.state is JobState.RUNNING]
+        is_greedy = tenant is not None and tenants.count(tenant) >= self._most_open_each
+        if is_greedy or len(tenants) >= self._most_open or not self._is_open:
+            raise OverloadedError(len(tenants))
 
     def _run(self, job: Job, work: Work, on_change: OnChange) -> None:
         state, result, error = JobState.CANCELLED, None, None
         try:
             if not job.progress.is_cancelled:
                 result = work(job.progress)
-                state = JobState.CANCELLED if _is_unfinished(job.progress) else JobState.DONE
+                state = JobState.CANCELLED if result.get("is_cancelled") else JobState.DONE
         except PrefixdError as known:
             state, error = JobState.FAILED, str(known)
         except Exception as unforeseen:  # noqa: BLE001 - a job's thread has nobody else to tell
@@ -144,16 +158,21 @@ class Jobs:
         with self._lock:
             job.result, job.error, job.ended_ms = result, error, self._clock.wall_ms()
             job.state = state
-        on_change(job)
+        try:
+            on_change(job)
+        finally:
+            with self._ended:
+                self._num_open -= 1
+                self._ended.notify_all()
 
     def _known(self, repeat: Repeat | None) -> Job | None:
         """Return the job of the same request, if there was one. Raises ``ConflictError``."""
         if repeat is None or (repeat.token, repeat.key) not in self._repeats:
             return None
-        content, number = self._repeats[repeat.token, repeat.key]
+        content, job_id = self._repeats[repeat.token, repeat.key]
         if content != repeat.content:
             raise ConflictError("this Idempotency-Key was sent with another request; choose a new one")
-        return self._jobs[number]
+        return self._jobs[job_id]
 
     def _sweep(self) -> None:
         """Forget jobs that ended long ago, and those beyond the bound."""
@@ -164,8 +183,3 @@ class Jobs:
             if number < num_beyond or (job.ended_ms or 0) < since_ms:
                 del self._jobs[job.id]
         self._repeats = {name: known for name, known in self._repeats.items() if known[1] in self._jobs}
-
-
-def _is_unfinished(progress: Progress) -> bool:
-    """Say whether a cancelled job has left something undone."""
-    return progress.is_cancelled and progress.done < progress.total

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from api.admin.fields import DIGEST, Listed, example, example_of, list_of
-
-_AT = 1_767_225_600.25
+from api.admin.fields import Listed, list_of
+from api.examples import AT, DIGEST, example, example_of
 
 
 class PinView(BaseModel):
     """Blocks of one tenant that are pinned in one tier until the same time."""
 
-    model_config = example(tenant=DIGEST, tier="disk", until=_AT, blocks=64, bytes=64 << 20)
+    model_config = example(tenant=DIGEST, tier="disk", until=AT, blocks=64, bytes=64 << 20)
 
     tenant: str
     tier: str
@@ -30,7 +29,7 @@ class PinList(Listed[PinView]):
 class PinnedView(BaseModel):
     """What was pinned: blocks by tier, those that others follow included; ``absent`` ones are nowhere."""
 
-    model_config = example(tenant=DIGEST, until=_AT, blocks={"disk": 64}, charged_bytes=64 << 20, absent=[])
+    model_config = example(tenant=DIGEST, until=AT, blocks={"disk": 64}, charged_bytes=64 << 20, absent=[])
 
     tenant: str
     until: float

@@ -27,19 +27,23 @@ Named = Annotated[Digest, Path()]
 router = APIRouter(prefix="/admin", tags=["namespaces"])
 
 
-@router.get("/namespaces")
+@router.get("/namespaces", response_model=NamespaceList)
 async def list_namespaces(
     context: Shared,
     caller: Caller,
     limit: Annotated[Limit, Query()] = 100,
     cursor: Annotated[Cursor | None, Query()] = None,
-) -> NamespaceList:
+) -> Response:
     """List the namespaces that have blocks: which model, whose, how many bytes where, and the last hit."""
     scope, budgets = scope_of(caller), context.rules.now.namespaces
-    found = await context.threads.run(lambda: context.admin.namespaces(scope))
-    shown, next_cursor = page(found, cursor, limit)
-    views = [namespace_view(space, budgets.get(space.digest, {})) for space in shown]
-    return NamespaceList(data=views, next_cursor=next_cursor, total=len(found))
+
+    def build() -> NamespaceList:
+        found = context.admin.namespaces(scope)
+        shown, next_cursor = page(found, cursor, limit)
+        views = [namespace_view(space, budgets.get(space.digest, {})) for space in shown]
+        return NamespaceList(data=views, next_cursor=next_cursor, total=len(found))
+
+    return await context.told(build)
 
 
 @router.delete("/namespaces/{digest}", status_code=202, responses=DRY_OR_BEGUN)

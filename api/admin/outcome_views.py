@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.admin.fields import DIGEST, example, example_of
 from api.admin.views import Held
+from api.examples import DIGEST, example, example_of
 from kvstore.admin import outcome as told
 
 _MOST_LISTED = 1000
@@ -111,14 +111,6 @@ class RetimedView(BaseModel):
 
     blocks: int
     absent: list[str]
-
-
-class ClearedView(BaseModel):
-    """How many blocks went."""
-
-    model_config = example(blocks=64)
-
-    blocks: int
 
 
 def outcome_body(outcome: told.Outcome, tenant: str | None, num_computed: int = 0) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 
 from api.admin.acting import Action, ByAdmins, ByOperators
 from api.admin.choosing import Chosen, chosen_by
-from api.admin.context import AdminContext, Shared, scope_of
+from api.admin.context import MOST_PINS, AdminContext, Shared, scope_of
 from api.admin.fields import UNSALTED, Cursor, Limit, page, tenant_name
 from api.admin.keeping_views import (
     PinList,
@@ -27,7 +27,6 @@ from kvstore.errors import AbsentError, RequestError
 from kvstore.statistics import StoreStatistics
 from kvstore.upkeep import Pinned
 
-_MOST_PINS = 1_000_000
 _MOST_BLOCKS = 100_000
 
 router = APIRouter(prefix="/admin", tags=["pins"])
@@ -46,7 +45,7 @@ async def list_pins(
 ) -> PinList:
     """List what is pinned, by tenant, tier and end; `GET /admin/blocks?pinned=true` lists the blocks."""
     tenant = scope_of(caller)
-    pins = await context.threads.run(lambda: context.store.pins(_MOST_PINS))
+    pins = await context.threads.run(lambda: context.store.pins(MOST_PINS))
     own = [pin for pin in pins if tenant in {None, pin.tenant}]
     shown, next_cursor = page(own, cursor, limit)
     views = [

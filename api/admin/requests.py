@@ -6,8 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from api.admin.fields import Bytes, Lifetime, TierName, TierNames, body_example
+from api.admin.fields import Bytes, Lifetime, TierName, TierNames
 from api.admin.selection import EXAMPLE, Selection
+from api.examples import body_example
 
 _KEYS = {"keys": ["6b7d2c1e0f9a4b5c8d3e2f1a0b9c8d7e"]}
 _MOST_EPOCH_S = 1e11
@@ -98,7 +99,7 @@ class ClearTierFields(BaseModel):
 
 
 class DrainFields(BaseModel):
-    """The body of ``POST /admin/tiers/{tier}/drain``; without a target what only this tier has is dropped."""
+    """The body of ``POST /admin/tiers/{tier}/drain``; without a target what it has stays."""
 
     model_config = body_example({"target": "disk"}, {})
 

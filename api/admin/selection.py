@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from api.admin.fields import BODY, DIGEST, Age, Digest, Key, Keys, TierName
+from api.admin.fields import Age, Digest, Key, Keys, TierName
+from api.examples import BODY, DIGEST, body_example
 from api.prompt_schema import Message, Text, the_one_prompt
 
+EXAMPLE = {"filter": {"tier": "disk", "min_idle_s": 86400.0}}
 _WAYS = ("keys", "filter", "prompt", "messages")
 
 
@@ -53,7 +55,7 @@ class _Prompted(BaseModel):
 class ByKeys(BaseModel):
     """Blocks, by their keys."""
 
-    model_config = ConfigDict(**BODY, json_schema_extra={"examples": [{"keys": [DIGEST]}]})
+    model_config = body_example({"keys": [DIGEST]})
 
     keys: Keys
 
@@ -61,9 +63,7 @@ class ByKeys(BaseModel):
 class ByFilter(BaseModel):
     """All blocks that have something in common."""
 
-    model_config = ConfigDict(
-        **BODY, json_schema_extra={"examples": [{"filter": {"tier": "disk", "min_idle_s": 86400.0}}]}
-    )
+    model_config = body_example(EXAMPLE)
 
     filter: FilterBody
 
@@ -71,7 +71,7 @@ class ByFilter(BaseModel):
 class ByPrompt(_Prompted):
     """A prompt's whole blocks."""
 
-    model_config = ConfigDict(**BODY, json_schema_extra={"examples": [{"prompt": "You are a help desk."}]})
+    model_config = body_example({"prompt": "You are a help desk."})
 
     prompt: Annotated[Text | list[int], BeforeValidator(the_one_prompt)]
 
@@ -79,9 +79,7 @@ class ByPrompt(_Prompted):
 class ByMessages(_Prompted):
     """A chat's whole blocks, as the model's template writes it."""
 
-    model_config = ConfigDict(
-        **BODY, json_schema_extra={"examples": [{"messages": [{"role": "system", "content": "Be brief."}]}]}
-    )
+    model_config = body_example({"messages": [{"role": "system", "content": "Be brief."}]})
 
     messages: Annotated[list[Message], Field(min_length=1)]
 
@@ -102,4 +100,3 @@ Selection = Annotated[
         custom_error_message="must name blocks by one of keys, filter, prompt and messages",
     ),
 ]
-EXAMPLE = {"filter": {"tier": "disk", "min_idle_s": 86400.0}}

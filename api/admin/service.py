@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -23,7 +24,6 @@ from api.admin import (
 from api.admin.audit_log import AuditLog
 from api.admin.context import AdminContext
 from api.admin.jobs import Jobs
-from api.admin.model_part import ModelPart
 from api.admin.rules import Rules
 from api.error_schema import errors
 from api.few_threads import FewThreads
@@ -33,6 +33,9 @@ from api.sampler import Sampler
 from api.settings import Settings
 from kvstore.clock import Clock
 from kvstore.store import TieredStore
+
+if TYPE_CHECKING:  # a store alone needs no torch
+    from api.admin.served_model import ServedModel
 
 _PARTS = (
     overview_routes, block_routes, namespace_routes, pin_routes, change_routes, tier_routes, transfer_routes,
@@ -46,7 +49,7 @@ def add_admin_routes(
     settings: Settings,
     degraded: Mapping[str, str],
     num_clients: Callable[[], int],
-    model: ModelPart | None = None,
+    model: ServedModel | None = None,
     clock: Clock | None = None,
 ) -> AdminContext:
     """Let ``app`` see to ``store``; what is returned starts and closes with it. Raises ``ConfigError``."""

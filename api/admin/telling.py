@@ -25,7 +25,7 @@ def block_view(block: told.BlockView) -> BlockView:
         unreadable=list(block.unreadable),
         stored_bytes=dict(block.nbytes),
         created_at=seconds(block.created_ms),
-        used_at=seconds(block.used_ms),
+        last_used_at=seconds(block.used_ms),
         ends_at={tier: seconds(end) for tier, end in block.ends_ms.items()},
         hard_ends_at=seconds(block.hard_ms),
         pinned_until={tier: until_ms / 1000 for tier, until_ms in block.pinned_until_ms.items()},
@@ -59,7 +59,7 @@ def prefix_view(prefix: told.PrefixView) -> PrefixView:
         bytes=prefix.nbytes,
         num_hits=prefix.num_hits,
         last_hit_at=seconds(prefix.hit_ms),
-        used_at=seconds(prefix.used_ms),
+        last_used_at=seconds(prefix.used_ms),
         tiers=dict(prefix.tiers),
     )
 

@@ -42,5 +42,9 @@ async def undrain(action: ByOperators, tier: Named) -> DrainingView:
     """Let a tier take blocks again."""
     action.context.require_tier(tier)
     admin = action.context.admin
-    await action.now(lambda: admin.undrain(tier))
-    return DrainingView(draining=sorted(admin.draining))
+
+    def undrain_now() -> list[str]:
+        admin.undrain(tier)
+        return sorted(admin.draining)
+
+    return DrainingView(draining=await action.now(undrain_now))

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from api.admin.fields import DIGEST, Listed, example, example_of, list_of
+from api.admin.fields import Listed, list_of
+from api.examples import AT, DIGEST, example, example_of
 
-_AT = 1_767_225_600.25
 _TIER = {"name": "host", "blocks": 1024, "bytes": 1 << 30, "budget_bytes": 2 << 30}
 
 
@@ -68,8 +68,8 @@ class BlockView(BaseModel):
         key=DIGEST, parent=None, namespace=DIGEST, tenant=DIGEST, bytes=1 << 20,
         block_tokens=16, first_token=0, tiers=["host", "disk"], unreadable=[],
         stored_bytes={"host": 1 << 20, "disk": 1052672},
-        created_at=_AT, used_at=_AT, ends_at={"host": _AT, "disk": None}, hard_ends_at=None,
-        pinned_until={"disk": _AT}, num_holds=0, num_hits=7, last_hit_at=_AT, is_quarantined=False,
+        created_at=AT, last_used_at=AT, ends_at={"host": AT, "disk": None}, hard_ends_at=None,
+        pinned_until={"disk": AT}, num_holds=0, num_hits=7, last_hit_at=AT, is_quarantined=False,
     )  # fmt: skip
 
     key: str
@@ -83,7 +83,7 @@ class BlockView(BaseModel):
     unreadable: list[str]
     stored_bytes: dict[str, int]
     created_at: float | None
-    used_at: float | None
+    last_used_at: float | None
     ends_at: dict[str, float | None]
     hard_ends_at: float | None
     pinned_until: dict[str, float]
@@ -107,7 +107,7 @@ class PrefixView(BaseModel):
 
     model_config = example(
         key=DIGEST, namespace=DIGEST, tenant=DIGEST, blocks=64, tokens=1024, bytes=64 << 20, num_hits=7,
-        last_hit_at=_AT, used_at=_AT, tiers={"host": 64, "disk": 60},
+        last_hit_at=AT, last_used_at=AT, tiers={"host": 64, "disk": 60},
     )  # fmt: skip
 
     key: str
@@ -118,7 +118,7 @@ class PrefixView(BaseModel):
     bytes: int
     num_hits: int
     last_hit_at: float | None
-    used_at: float | None
+    last_used_at: float | None
     tiers: dict[str, int]
 
 
@@ -146,7 +146,7 @@ class NamespaceView(BaseModel):
     model_config = example(
         digest=DIGEST, tenant=DIGEST, label="SmolLM2-135M-Instruct", manifest={"block_tokens": 16},
         tiers={"disk": {"blocks": 64, "bytes": 64 << 20}}, budget={"disk": 1 << 30}, num_hits=7,
-        last_used_at=_AT, last_hit_at=_AT,
+        last_used_at=AT, last_hit_at=AT,
     )  # fmt: skip
 
     digest: str

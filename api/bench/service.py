@@ -16,6 +16,7 @@ from httpx import Client
 from api.bench.plain import copy_in
 from api.bench.served_store import ServedStore, served_store
 from api.bench.small_requests import bench_small_requests
+from api.bench.tiers import load_all
 from api.bench.timing import medians, seconds
 from kvstore.arena import slot_stride
 from kvstore.connect import connect
@@ -96,7 +97,7 @@ def _bench_store_and_load(bench: ServiceBench, address: str) -> dict[str, float]
         times = medians(
             {
                 "plain_load": partial(_copy, plain, landing, size),
-                "load": lambda: _load_all(store, held[0]),
+                "load": lambda: load_all(store, held[0]),
                 "plain_store": partial(copy_in, plain, payload),
                 "store": store_fresh,
             },
@@ -146,16 +147,3 @@ def _store_all(store: RemoteStore, keys: list[bytes], payload: memoryview) -> No
     hit.release()
     if None in hit.tiers:
         raise ServerFailedError(_LOST)
-
-
-def _load_all(store: RemoteStore, keys: list[bytes]) -> None:
-    """Load as an engine does: all blocks under way at once, each consumed where it landed."""
-    hit = store.lookup(keys)
-    tickets = [store.load(hit, index, hit.deadline_s) for index in range(len(keys))]
-    for ticket in tickets:
-        ticket.wait(60.0)
-        block = ticket.take()
-        if block is None:
-            raise ServerFailedError(_LOST)
-        block.release()
-    hit.release()

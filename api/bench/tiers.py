@@ -18,6 +18,7 @@ from backends.disk_frames import PAGE_BYTES
 from backends.host import HostBackend
 from kvstore.arena import Arena, slot_stride
 from kvstore.errors import ServerFailedError
+from kvstore.interface import BlockStore
 from kvstore.keys import chain_keys
 from kvstore.namespace import Namespace
 from kvstore.store import StoreConfig, TieredStore
@@ -197,7 +198,7 @@ def _get_all(store: TieredStore, keys: Sequence[bytes], out: memoryview) -> None
             raise ServerFailedError(_LOST)
 
 
-def load_all(store: TieredStore, keys: Sequence[bytes]) -> None:
+def load_all(store: BlockStore, keys: Sequence[bytes]) -> None:
     """Load as an engine does: all blocks under way at once, each consumed where it landed."""
     hit = store.lookup(keys)
     tickets = [store.load(hit, index, hit.deadline_s) for index in range(len(keys))]

@@ -19,6 +19,7 @@ from api.settings import Settings
 from api.store.service import add_store_routes
 from api.store_metrics import StoreCollector
 from api.tokens import authenticate_by
+from api.ui.routes import add_ui_route
 from engine_adapter.sidecar import Sidecar
 from kvstore.remote.tenancy import Authenticate
 
@@ -54,9 +55,12 @@ def create_store_app(
     admin = add_admin_routes(app, sidecar.store, settings, sidecar.degraded, num_clients)
     add_operation_routes(
         app,
-        lambda: store_health_answer(sidecar.store.health(), sidecar.degraded),
+        lambda: store_health_answer(
+            sidecar.store.health(), sidecar.degraded, {**sidecar.broken, **context.broken}
+        ),
         readiness,
         lambda: generate_latest(registry),
     )
+    add_ui_route(app)
     describe(app, "A store of blocks for engines in other processes, and the administration of it.")
     return app

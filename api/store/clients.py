@@ -12,6 +12,7 @@ from kvstore.remote.tenancy import Owners, Tenant
 from kvstore.store import TieredStore
 
 _MOST_CLIENTS = 256
+_MOST_OF_A_TENANT = 128
 _SILENT_S = 120.0
 _SWEEP_S = 1.0
 _MOST_RESERVED_BYTES = 256 << 20
@@ -44,13 +45,23 @@ class StoreClients:
         with self._lock:
             known = self._clients.get(name)
             if known is None or not known.session.is_open:
-                if known is None and len(self._clients) >= _MOST_CLIENTS:
-                    raise OverloadedError(len(self._clients), _SILENT_S)
+                if known is None:
+                    self._refuse_too_many(tenant)
                 known = self._clients[name] = _Client(
                     Session(self._store, tenant, self._owners, _MOST_RESERVED_BYTES), now_s
                 )
             known.heard_s = now_s
         return known.session
+
+    def _refuse_too_many(self, tenant: Tenant) -> None:
+        num_own = sum(name == tenant.name for name, _, _ in self._clients)
+        if len(self._clients) >= _MOST_CLIENTS or (tenant.name and num_own >= _MOST_OF_A_TENANT):
+            raise OverloadedError(len(self._clients), _SILENT_S)
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether what silent clients hold is given back: the thread that does so lives."""
+        return self._sweeping.is_alive
 
     @property
     def num_clients(self) -> int:

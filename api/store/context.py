@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -28,6 +29,13 @@ class StoreContext:
     threads: FewThreads
     waits: FewThreads
     moving: Moving
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """Say of what has died why it must not."""
+        if self.clients.is_sweeping:
+            return {}
+        return {"clients": "what silent ones held stays, its thread has died: restart the server"}
 
     def close(self) -> None:
         """Give back what all clients hold."""

@@ -9,14 +9,16 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from api.error_schema import Responses, errors
+from api.few_threads import FewThreads
 from api.http_errors import error_body
 from api.store.answers import Found, Reserved
 from api.store.context import GONE, Client, Shared, Writer
 from api.store.moving import BlockResponse, Octets
 from api.store.schema import LookupFields, ReservationFields, key_bytes
 from api.store.waiting import ended
-from kvstore.errors import LeaseExpiredError, RequestError
+from kvstore.errors import LeaseExpiredError, OverloadedError, RequestError
 from kvstore.frame import checksum, copy_and_checksum
+from kvstore.leases import Hit
 from kvstore.loading import Ticket
 from kvstore.remote.http_transport import CHECKSUM_HEADER, TIER_HEADER
 from kvstore.remote.patience import patience_s
@@ -32,6 +34,33 @@ class _Copied(NamedTuple):
     tier: str
 
 
+class _Loading:
+    """A block that is loaded and then copied, for others need its memory; at once if it is there."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self.copied = self.copy() if ticket.done() else None
+
+    def done(self) -> bool:
+        """Say whether the load has ended."""
+        return self._ticket.done()
+
+    def abandon(self) -> None:
+        """Give it up."""
+        self._ticket.abandon()
+
+    def copy(self) -> _Copied | None:
+        """Return the copy; ``None``: the block is not there."""
+        block = self._ticket.take()
+        if block is None:
+            return None
+        try:
+            data = memoryview(bytearray(len(block.data)))
+            return _Copied(data, copy_and_checksum(block.data, data), block.tier)
+        finally:
+            block.release()
+
+
 _OCTETS = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _BLOCK: Responses = {200: {"description": "The block's bytes.", "content": _OCTETS}}
 _BODY = {"requestBody": {"required": True, "description": "The block's bytes.", "content": _OCTETS}}
@@ -42,8 +71,11 @@ router = APIRouter(prefix="/store", tags=["store"], responses=errors(429))
 @router.post("/lookups")
 async def look_up(context: Shared, client: Client, fields: LookupFields) -> Found:
     """Look a prompt's blocks up; what is there is leased under the number returned (0: nothing is)."""
-    keys = [key_bytes(key) for key in fields.keys]
-    lease, hit = await context.threads.run(lambda: client.look_up(keys, fields.lease_s, fields.ttl_s))
+
+    def find() -> tuple[int, Hit]:
+        return client.look_up([key_bytes(key) for key in fields.keys], fields.lease_s, fields.ttl_s)
+
+    lease, hit = await context.threads.run(find)
     sizes = iter(record.raw_bytes for record in hit.records)
     return Found(
         lease=lease,
@@ -73,10 +105,12 @@ async def load(
         return _gone("there is no such lease")
     ends_s = store.now_s() + patience_s(timeout_s)
     try:
-        ticket = await ended(lambda done: store.load(hit, index, ends_s, done), timeout_s, context.threads)
+        loading = await ended(
+            lambda done: _Loading(store.load(hit, index, ends_s, done)), timeout_s, context.threads
+        )
     except LeaseExpiredError:
         return _gone("the lease is over")
-    copied = None if ticket is None else await context.threads.run(lambda: _copied(ticket))
+    copied = None if loading is None else await _copied(loading, context.threads)
     if copied is None:
         return _gone("the block is not there")
     headers = {CHECKSUM_HEADER: f"{copied.checksum:016x}", TIER_HEADER: copied.tier}
@@ -105,7 +139,11 @@ async def commit(context: Shared, client: Writer, number: int, request: Request)
     except BaseException:
         reservation.abort()
         raise
-    await context.threads.run(lambda: reservation.commit(checksum(reservation.view)))
+    try:
+        await context.threads.run(lambda: reservation.commit(checksum(reservation.view)))
+    except OverloadedError:  # it has not begun, and nobody else would give the memory back
+        reservation.abort()
+        raise
     return Response(status_code=204)
 
 
@@ -113,6 +151,15 @@ async def commit(context: Shared, client: Writer, number: int, request: Request)
 async def abort(context: Shared, client: Writer, number: int) -> None:
     """Give a reservation back."""
     await context.threads.run(lambda: client.abort(number))
+
+
+async def _copied(loading: _Loading, threads: FewThreads) -> _Copied | None:
+    """Return the copy of a block whose load has ended. Raises ``OverloadedError``, and lets go of it then."""
+    try:
+        return loading.copied or await threads.run(loading.copy)
+    except OverloadedError:
+        loading.abandon()
+        raise
 
 
 async def _fill(view: memoryview, request: Request) -> None:
@@ -129,18 +176,6 @@ async def _fill(view: memoryview, request: Request) -> None:
         raise RequestError("body", f"was not there within {_BODY_S:.0f} seconds") from None
     if filled < len(view):
         raise RequestError("body", f"has {filled} of the {len(view)} bytes reserved")
-
-
-def _copied(ticket: Ticket) -> _Copied | None:
-    """Return a copy of a loaded block, whose memory others need; ``None``: it is not there."""
-    block = ticket.take()
-    if block is None:
-        return None
-    try:
-        data = memoryview(bytearray(len(block.data)))
-        return _Copied(data, copy_and_checksum(block.data, data), block.tier)
-    finally:
-        block.release()
 
 
 def _gone(reason: str) -> Response:

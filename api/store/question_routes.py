@@ -14,12 +14,25 @@ from api.store.answers import (
     Manifest,
     Manifests,
     Number,
+    Pinned,
+    Pinnings,
+    PoolTold,
     Said,
     Statistics,
     Tiers,
 )
 from api.store.context import Client, Shared, Writer
-from api.store.schema import ClearFields, FlushFields, InquiryFields, KeysFields, NamespaceFields, key_bytes
+from api.store.schema import (
+    ClearFields,
+    FlushFields,
+    InquiryFields,
+    KeysFields,
+    NamespaceFields,
+    PinWish,
+    PoolFields,
+    UnpinWish,
+    key_bytes,
+)  # fmt: skip
 from api.store.waiting import ended
 from api.tenancy import Operator
 from kvstore.absences import Absence
@@ -27,6 +40,7 @@ from kvstore.errors import RequestError
 from kvstore.interface import Asked
 from kvstore.loading import OnDone
 from kvstore.namespace import Namespace
+from kvstore.remote import pinning
 from kvstore.remote.patience import patience_s
 from kvstore.remote.reports import health_report, statistics_report
 
@@ -135,6 +149,40 @@ async def flush(context: Shared, _: Client, fields: FlushFields) -> Said:
 async def clear(context: Shared, _: Operator, fields: ClearFields) -> Number:
     """Remove all blocks, but for those in use, from a tier or from all; returns how many went."""
     return Number(value=await context.waits.run(lambda: context.store.clear(fields.tier)))
+
+
+@router.post("/pin", responses=errors(403))
+async def pin(context: Shared, client: Client, fields: PinWish) -> Pinned:
+    """Keep a prefix for a time or until one; see what is pinned, or what bound it is ``beyond``."""
+
+    def pin_all() -> dict[str, object]:
+        return pinning.pin(client, _keys(fields), fields.for_s, fields.until_s, fields.tiers)
+
+    return Pinned.model_validate({"value": await context.waits.run(pin_all)})
+
+
+@router.post("/unpin", responses=errors(403))
+async def unpin(context: Shared, client: Client, fields: UnpinWish) -> Number:
+    """Let a prefix be ordinary again; returns how many blocks were pinned, for each tier."""
+    return Number(value=await context.waits.run(lambda: pinning.unpin(client, _keys(fields), fields.tiers)))
+
+
+@router.get("/pins")
+async def pins(
+    context: Shared, client: Client, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
+) -> Pinnings:
+    """List what the caller has pinned, by tenant, tier and end."""
+    return Pinnings.model_validate({"value": await context.threads.run(lambda: pinning.pins(client, limit))})
+
+
+@router.post("/pool")
+async def pool(context: Shared, client: Client, fields: PoolFields) -> PoolTold:
+    """Tell what has changed in the engine's own pool; returns what it must let go of.
+
+    An answer of another epoch than was sent means that nothing was taken in: tell all of it, with that epoch.
+    """
+    told = await context.threads.run(lambda: client.pool.exchange(fields.model_dump()))
+    return PoolTold.model_validate({"value": told})
 
 
 def _keys(fields: KeysFields) -> list[bytes]:

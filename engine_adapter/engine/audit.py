@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Lock
 
 from kvstore.stored_copies import StoredCopies
 
-_MOST_KNOWN = 1 << 16
+_MOST_KNOWN = 1 << 15
+_FRESH_S = 3600
+_MASK_BITS = 16
 _MOST_WRONG = 32
 _AT_A_TIME = 1024
 
@@ -54,28 +56,31 @@ class Audit:
 
 
 class AuditBook:
-    """Remembers which copies were compared, and when. Thread-safe."""
+    """Remembers which copies were compared within the hour: 32,768 blocks, some 4 MB. Thread-safe."""
 
     def __init__(self, copies: StoredCopies) -> None:
         self._copies = copies
-        self._compared: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        # When the first of a block's copies was compared (seconds), and in which tiers since, as a mask.
+        self._compared: dict[bytes, int] = {}
+        self._bits: dict[str, int] = {}
         self._wrong: deque[WrongCopy] = deque(maxlen=_MOST_WRONG)
         self._tally = Audit()
         self._lock = Lock()
 
-    def compared_at_s(self, key: bytes, tier: str) -> float | None:
-        """Return when a copy was last found to be right (monotonic); ``None``: not that it is remembered."""
+    def is_fresh(self, key: bytes, tier: str, now_s: float) -> bool:
+        """Say whether a copy was found to be right within the last hour, by the monotonic clock."""
         with self._lock:
-            return self._compared.get(key, {}).get(tier)
+            return bool(self._fresh(key, now_s) & self._bit(tier))
 
     def note(self, key: bytes, tier: str, nbytes: int, now_s: float, now_ms: int) -> None:
         """Note a copy that is right."""
         with self._lock:
             self._count(nbytes, now_ms)
-            self._compared.setdefault(key, {})[tier] = now_s
-            self._compared.move_to_end(key)
+            known = self._fresh(key, now_s) or int(now_s) << _MASK_BITS
+            self._compared.pop(key, None)
+            self._compared[key] = known | self._bit(tier)
             if len(self._compared) > _MOST_KNOWN:
-                self._compared.popitem(last=False)
+                del self._compared[next(iter(self._compared))]
 
     def note_wrong(self, wrong: WrongCopy, nbytes: int) -> None:
         """Note one that is not."""
@@ -100,15 +105,22 @@ class AuditBook:
         """Return all of it; looks once at every block that is remembered."""
         with self._lock:
             tally, wrong = self._tally, tuple(self._wrong)
-            compared = {key: tuple(tiers) for key, tiers in self._compared.items()}
+            compared = dict(self._compared)
         return replace(tally, last_wrong=wrong, coverage=self._coverage(compared))
 
-    def _coverage(self, compared: dict[bytes, tuple[str, ...]]) -> float:
+    def _coverage(self, compared: dict[bytes, int]) -> float:
         num_stored, num_known, keys = self._copies.num_stored, 0, iter(compared)
         while batch := list(islice(keys, _AT_A_TIME)):
             for key, tiers in zip(batch, self._copies.where(batch), strict=True):
-                num_known += sum(tier in compared[key] for tier in tiers)
+                num_known += sum(compared[key] & self._bits.get(tier, 0) > 0 for tier in tiers)
         return min(1.0, num_known / num_stored) if num_stored else 0.0
+
+    def _fresh(self, key: bytes, now_s: float) -> int:
+        known = self._compared.get(key, 0)
+        return known if now_s - (known >> _MASK_BITS) < _FRESH_S else 0
+
+    def _bit(self, tier: str) -> int:
+        return self._bits.setdefault(tier, 1 << len(self._bits) % _MASK_BITS)
 
     def _count(self, nbytes: int, now_ms: int) -> None:
         tally = self._tally

@@ -28,15 +28,16 @@ class IdlePace:
         self._seen_s = 0.0
 
     def note(self, now_s: float, *, is_idle: bool) -> None:
-        """Note whether there is anything else to do; idle time passes from one such note to the next."""
+        """Note whether there is anything else to do: it was idle up to now if it was before."""
+        if self._quiet_from_s is not None:
+            passed_s = now_s - self._seen_s
+            self.idle_s += passed_s
+            self._saved_s = min(_MOST_SAVED_S, self._saved_s + self.share * passed_s)
+        self._seen_s = now_s
         if not is_idle:
             self._quiet_from_s = None
-            return
-        if self._quiet_from_s is None:
-            self._quiet_from_s = self._seen_s = now_s
-        passed_s, self._seen_s = now_s - self._seen_s, now_s
-        self.idle_s += passed_s
-        self._saved_s = min(_MOST_SAVED_S, self._saved_s + self.share * passed_s)
+        elif self._quiet_from_s is None:
+            self._quiet_from_s = now_s
 
     def spend(self, took_s: float) -> None:
         """Note that work took so long."""

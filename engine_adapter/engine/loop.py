@@ -69,6 +69,7 @@ class Loop:
 
     def add(self, sequence: Sequence) -> None:
         """Take a new sequence in, with its forks."""
+        self._rechecker.interrupt()
         self._open.update((one.number, one) for one in (sequence, *sequence.forks))
         self.departures.began(self._clock.monotonic_s())
         self._scheduler.add(sequence)

@@ -23,9 +23,8 @@ from kvstore.tier import DEVICE
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 3600.0
 _LOOK_S = 1.0
-_NUM_DRAWN = 8
+_NUM_DRAWN = 4
 _SWEEP_S = 1.0
 _NUM_SWEPT = 16
 _NUM_SWEPT_WITH_EACH = 2
@@ -155,6 +154,10 @@ class Rechecker:
             self._memory.add(sequence.namespace, sequence.request.lora, tokens, keys)
         self._memory.forget_some(_NUM_SWEPT_WITH_EACH, self._is_gone)
 
+    def interrupt(self) -> None:
+        """Take note that a request has come."""
+        self._pace.note(self._clock.monotonic_s(), is_idle=False)
+
     def turn(self, *, is_idle: bool) -> bool:
         """Do a piece of work if it is time for one; says whether it was."""
         began_s = self._clock.monotonic_s()
@@ -197,7 +200,7 @@ class Rechecker:
         elif self._is_comparable(now):
             self._compare_next(now)
         elif now.num_computed < now.num_tokens:
-            tokens = now.prompt.tokens[: now.num_tokens].tolist()
+            tokens = now.prompt.tokens[: now.num_tokens]
             now.num_computed = self.bench.compute(tokens, now.num_computed, now.prompt.lora)
 
     def _next_round(self) -> _Round | None:
@@ -208,12 +211,11 @@ class Rechecker:
 
     def _round_of(self, prompt: Remembered) -> _Round:
         keys, copies = prompt.keys, deque[_Copy]()
-        before_s = self._clock.monotonic_s() - _AGAIN_S
+        now_s = self._clock.monotonic_s()
         places = zip(self._store.peek(keys), self._store.copies.where(keys), strict=True)
         for index, (first, below) in enumerate(places):
             for tier in (DEVICE, *below) if first == DEVICE else below:
-                last_s = self._book.compared_at_s(keys[index], tier)
-                if last_s is None or last_s < before_s:
+                if not self._book.is_fresh(keys[index], tier, now_s):
                     copies.append(_Copy(index, tier))
         end = copies[-1].block + 1 if copies else 0
         return _Round(prompt, keys, copies, end * prompt.namespace.block_tokens)
@@ -256,7 +258,7 @@ class Rechecker:
         self._round = None
 
     def _is_gone(self, prompt: Remembered) -> bool:
-        return not any(self._store.peek(prompt.keys))
+        return not any(any(self._store.peek(keys)) for keys in prompt.parts())
 
 
 def _nothing() -> None:

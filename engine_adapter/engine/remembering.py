@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -27,8 +27,14 @@ class Remembered:
     @property
     def keys(self) -> list[bytes]:
         """The keys of its blocks."""
-        packed = self.packed_keys
-        return [packed[start : start + KEY_BYTES] for start in range(0, len(packed), KEY_BYTES)]
+        return [key for part in self.parts() for key in part]
+
+    def parts(self) -> Iterator[list[bytes]]:
+        """Yield them, some at a time."""
+        packed, part_bytes = self.packed_keys, 16 * KEY_BYTES
+        for start in range(0, len(packed), part_bytes):
+            end = min(start + part_bytes, len(packed))
+            yield [packed[at : at + KEY_BYTES] for at in range(start, end, KEY_BYTES)]
 
     @property
     def last_key(self) -> bytes:

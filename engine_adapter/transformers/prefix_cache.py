@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,4 +218,6 @@ def _namespace(model: PreTrainedModel, layout: str, block_tokens: int, salt: str
 
 
 def _name(model: PreTrainedModel) -> str:
-    return str(getattr(model, "name_or_path", "")) or type(model).__name__
+    """Return what the model is called: on the Hub, or its folder, as the server calls it; no path."""
+    name = str(getattr(model, "name_or_path", ""))
+    return (Path(name).resolve().name if name and Path(name).is_dir() else name) or type(model).__name__

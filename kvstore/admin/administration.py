@@ -7,17 +7,22 @@ from typing import BinaryIO
 
 from kvstore.admin.accounts import namespaces_of
 from kvstore.admin.census import Census
+from kvstore.admin.copy_reader import CopyReader
+from kvstore.admin.exporting import Exporter
+from kvstore.admin.importing import Importer
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.names import Names
-from kvstore.admin.operations import Operations
+from kvstore.admin.operations import Operations, absent
 from kvstore.admin.outcome import Exported, Imported, Outcome, Retimed, Verification
 from kvstore.admin.placement import OperatedPlacement
 from kvstore.admin.planning import Errand
 from kvstore.admin.prefixes import Order, prefixes_of
 from kvstore.admin.progress import Progress
 from kvstore.admin.selection import BlockFilter
+from kvstore.admin.verifying import Verifier
 from kvstore.admin.views import BlockView, NamespaceView, Page, PrefixView
 from kvstore.clock import Clock
+from kvstore.defaults import checked_ttl_ms
 from kvstore.errors import RequestError
 from kvstore.manifests import Manifests
 from kvstore.storing import Storing
@@ -39,6 +44,9 @@ class Administration:
         self._tiers = tuple(tiers)
         self._tier_names = tuple(names)
         self._index = index
+        self._placement = placement
+        self._storing = storing
+        self._manifests = manifests
         self._clock = clock
         self._names = Names(manifests, clock)
         self._census = Census(index, names, self._names, clock)
@@ -106,7 +114,8 @@ class Administration:
         progress: Progress | None = None,
     ) -> Outcome:  # fmt: skip
         """Bring blocks into ``target`` (the fastest that stores bytes) as well; they stay where they are."""
-        into = self._tiers[0] if target is None else self._tier("target", target)
+        names = [tier.name for tier in self._tiers]
+        into = self._tier("target", target or next(iter(names), ""))
         errand = Errand(None, into, False)
         return self._operations.bring(wanted, errand, dry_run=dry_run, progress=progress or Progress())
 
@@ -140,7 +149,8 @@ class Administration:
 
         What is bad goes from there, in use or not, as after a load.
         """
-        raise NotImplementedError
+        verifier = Verifier(self._tiers, self._index, CopyReader(self._placement), self._clock)
+        return verifier.verify(sorted(self._census.select(wanted)), progress or Progress())
 
     def set_ttl(
         self, wanted: BlockFilter, ttl_s: float | None = None, hard_ttl_s: float | None = None
@@ -150,21 +160,41 @@ class Administration:
         A soft end may come sooner by that, but not before a pin's; a hard one is never put off. Raises
         ``RequestError`` for a time that is not above 0 or beyond a century, or for none.
         """
-        raise NotImplementedError
+        if ttl_s is None and hard_ttl_s is None:
+            raise RequestError("ttl_s", "say how long: ttl_s, hard_ttl_s, or both")
+        now_ms = self._clock.wall_ms()
+        soft_ms = None if ttl_s is None else now_ms + checked_ttl_ms(ttl_s)
+        hard_ttl_ms = None if hard_ttl_s is None else checked_ttl_ms(hard_ttl_s, "hard_ttl_s")
+        records = self._index.set_ends(self._census.select(wanted), now_ms, soft_ms, hard_ttl_ms)
+        self._placement.rewrite_headers(records, insist=True)
+        there = {record.key for record in records}
+        return Retimed(len(there), tuple(stay.key for stay in absent(wanted, there)))
 
     def export(self, wanted: BlockFilter, file: BinaryIO, *, progress: Progress | None = None) -> Exported:
-        """Write blocks to a file in the format of safetensors, one by one; only ``write`` is used."""
-        raise NotImplementedError
+        """Write blocks to a file in the format of safetensors, one by one, with the memory of one.
+
+        The file must be able to seek and is written from its beginning; after an error, or when called off,
+        it is empty. What goes before its turn, or cannot be read, is left out and told. Raises
+        ``RequestError`` for more blocks than a file holds, or none; ``OSError`` when it cannot be written.
+        """
+        keys = self._operations.root_first(self._census.select(wanted))
+        copies = CopyReader(self._placement)
+        exporter = Exporter(self._tiers, self._index, copies, self._names, self._clock)
+        return exporter.export(keys, absent(wanted, keys), file, progress or Progress())
 
     def import_(
         self, file: BinaryIO, *, ttl_s: float | None = None, progress: Progress | None = None
     ) -> Imported:
-        """Store the blocks of an exported file (seekable), each verified before it is visible.
+        """Store the blocks of an exported file, which must be able to seek; all of it is verified before.
 
-        A block's hard end goes with it; its soft end counts from now, as for any that is stored. Raises
-        ``RequestError`` for a file of another version, or that is not what was exported.
+        First write and hard end go with a block; its soft end counts from now, as for any that is stored.
+        Others make way as ever. A key names what was computed, and nobody can tell from its bytes whether it
+        was: import files from those alone whom you would let store. Raises ``RequestError`` for a file of
+        another version, or that is not what was exported; nothing of it is stored then.
         """
-        raise NotImplementedError
+        ttl_ms = None if ttl_s is None else checked_ttl_ms(ttl_s)
+        importer = Importer(self._index, self._placement, self._storing, self._manifests, self._clock)
+        return importer.import_(file, ttl_ms, progress or Progress())
 
     def _tier(self, param: str, name: str) -> Tier:
         for tier in self._tiers:

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from kvstore.admin.outcome import Why
 from kvstore.ledger import Ledger
 from kvstore.quotas import Group
 from kvstore.seams import EvictionPolicy, IsHeld
 
+_AHEAD = 512
+
 
 class _Order:
-    """Who goes first by one policy; what was taken and is not needed after all comes back in front."""
+    """Who goes first by one policy, some of them known ahead: an order is not good for longer than a lock.
 
-    def __init__(self, policy: EvictionPolicy, keys: Iterator[bytes]) -> None:
-        self.policy = policy
-        self._keys = keys
-        self._back: list[bytes] = []
+    ``victims`` begins an order anew; ``may_go`` says whether one of them still may.
+    """
 
-    def take(self, gone: dict[bytes, int]) -> bytes | None:
-        if self._back:
-            return self._back.pop()
-        return next((key for key in self._keys if key not in gone), None)
+    def __init__(self, victims: Callable[[], Iterator[bytes]], may_go: IsHeld) -> None:
+        self._victims = victims
+        self._may_go = may_go
+        self._ahead: deque[bytes] = deque()
+        self._is_at_end = False
+
+    def take(self, num_gone: int) -> bytes | None:
+        """Return the next one, of which ``num_gone`` before it are gone by plan; ``None``: there is none."""
+        while self._ahead or not self._is_at_end:
+            if not self._ahead:
+                left = (key for key in self._victims() if self._may_go(key))
+                self._ahead.extend(islice(left, max(_AHEAD, num_gone // 4)))
+                self._is_at_end = not self._ahead
+            elif self._may_go(key := self._ahead.popleft()):
+                return key
+        return None
 
     def put_back(self, key: bytes) -> None:
-        self._back.append(key)
+        """Let one that is not needed after all be the next again."""
+        self._ahead.appendleft(key)
 
 
 class Forecast:
     """A tier's books, and beside them what is planned. Not thread-safe; used under the index's lock.
 
     Victims are named as the tier's policy orders them now, those of a newcomer's own quota first, as when a
-    block is stored. ``begin`` must be called each time that the lock was taken: orders are read anew then,
-    and go on behind what is planned to go.
+    block is stored. ``begin`` must be called each time that the lock was taken.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -44,7 +57,7 @@ class Forecast:
         self._more_bytes = 0
         self._more_of_groups = Counter[tuple[str, str]]()
         self._more_pinned_bytes = 0
-        self._orders: dict[int, _Order] = {}
+        self._orders: dict[int, tuple[EvictionPolicy, _Order]] = {}
         self._refused: dict[bytes, tuple[int, Why]] = {}
         self._is_kept: IsHeld = _nobody
         self._is_spared: IsHeld = _nobody
@@ -52,7 +65,7 @@ class Forecast:
     def begin(self, is_kept: IsHeld, is_spared: IsHeld) -> None:
         """Note who may not go, and who goes last, from now on."""
         self._is_kept, self._is_spared = self._ledger.kept(is_kept), is_spared
-        self._orders, self._refused = {}, {}
+        self._refused = {}
 
     def knows(self, key: bytes) -> bool:
         """Say whether a block is there, on its way in or on its way out."""
@@ -108,9 +121,9 @@ class Forecast:
     def _choose(
         self, policy: EvictionPolicy, is_done: Callable[[], bool], chosen: list[tuple[_Order, bytes]]
     ) -> bool:
-        order = self._orders.setdefault(id(policy), self._begun(policy))
+        _, order = self._orders.setdefault(id(policy), (policy, self._order(policy)))
         while not is_done():
-            victim = order.take(self._gone)
+            victim = order.take(len(self._gone))
             if victim is None:
                 return False
             chosen.append((order, victim))
@@ -122,12 +135,15 @@ class Forecast:
         self._count(key, -nbytes)
         return nbytes
 
-    def _begun(self, policy: EvictionPolicy) -> _Order:
-        def keys() -> Iterator[bytes]:
+    def _order(self, policy: EvictionPolicy) -> _Order:
+        def victims() -> Iterator[bytes]:
             yield from policy.victims(lambda key: self._is_spared(key) or self._is_kept(key))
             yield from policy.victims(self._is_kept)
 
-        return _Order(policy, keys())
+        return _Order(victims, self._may_go)
+
+    def _may_go(self, key: bytes) -> bool:
+        return key in self._ledger.held and key not in self._gone and not self._is_kept(key)
 
     def _fits(self, nbytes: int, over: Group | None = None) -> bool:
         """Say whether a block fits the tier, or ``over`` is within its quota by now."""

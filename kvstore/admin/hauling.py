@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from kvstore.admin.copy_reader import CopyReader
 from kvstore.admin.index import OperatedIndex
 from kvstore.admin.outcome import Effect, Kind, Stay, Why
 from kvstore.admin.placement import OperatedPlacement
 from kvstore.admin.planning import Carrying, Coming
 from kvstore.clock import Clock
-from kvstore.frame import checksum
-from kvstore.reading import Landing, Read
+from kvstore.reading import Read
 from kvstore.record import Record
-from kvstore.slab import map_memory
 from kvstore.statistics import Count
 from kvstore.storing import Storing
 from kvstore.tier import MemoryTier, Tier
 
-Write = Callable[[memoryview], Why | None]
+_FAILURES = {Read.UNKNOWN_FORM: Why.UNREADABLE, Read.REFUSED: Why.OUT}
 
 
 class Hauler:
@@ -41,18 +38,19 @@ class Hauler:
         self._storing = storing
         self._clock = clock
         self._since_ms = since_ms
-        self._buffer = memoryview(b"")
+        self._copies = CopyReader(placement)
 
     def carry(self, step: Carrying, target: Tier, *, leaves_source: bool) -> None:
         """Bring one block to ``target``; with ``leaves_source`` it goes from there once it has arrived."""
         why = self._bring(step, step.coming) if step.coming is not None else None
-        if why is None and leaves_source:
-            why = self._take_away(step, target)
+        if leaves_source:
+            (found,) = self._index.peek([step.key], 1 << target.bit, self._clock.wall_ms())
+            why = self._take_away(step, target) if found else why or Why.FAILED
         if why is not None:
-            self.stays.append(Stay(step.record.key, target.name, why, step.record.raw_bytes))
+            self.stays.append(Stay(step.key, target.name, why, step.raw_bytes))
 
     def _take_away(self, step: Carrying, target: Tier) -> Why | None:
-        key, source = step.record.key, step.source
+        key, source = step.key, step.source
         repinned = self._index.move_pin(key, source.bit, target.bit)
         if isinstance(repinned, Why):
             return repinned
@@ -64,7 +62,7 @@ class Hauler:
         return why
 
     def _bring(self, step: Carrying, coming: Coming) -> Why | None:
-        key, target = step.record.key, coming.tier
+        key, target = step.key, coming.tier
         held = self._index.hold(key, step.source.bit, self._clock.wall_ms())
         if held is None:
             return Why.NOT_THERE
@@ -88,23 +86,22 @@ class Hauler:
         def write(data: memoryview) -> Why | None:
             return self._placement.write_now(coming.tier, landed, data, clear_the_way, self.effects.append)
 
-        if isinstance(source, MemoryTier):
-            return self._lent(source, landed, write)
-        out = self._at_least(landed.raw_bytes)
-        return self._read(source, landed, out) or write(out)
+        read = self._copies.read(source, landed, write)
+        return _FAILURES.get(read, Why.FAILED) if isinstance(read, Read) else read
 
     def _into_memory(self, source: Tier, landed: Record, memory: MemoryTier, coming: Coming) -> Why | None:
         self._placement.clear_the_way(coming, coming.nbytes, self._since_ms, self.effects.append)
         room = self._placement.reserve(memory, landed, landed.raw_bytes, self.effects.append)
         if room is None:
-            return Why.NO_ROOM
+            return self._placement.why_no_room(memory, landed.key)
         slot = self._storing.allocate(landed, memory)
-        why = Why.NO_ROOM if slot is None else self._read(source, landed, slot.view)
-        if slot is None or why is not None:
+        read = self._copies.read_into(source, landed, slot.view) if slot is not None else Read.REFUSED
+        if slot is None or read is not Read.DONE:
             self._index.cancel(memory.bit, room)
-            if slot is not None:
-                slot.free()
-            return why
+            if slot is None:
+                return Why.NO_ROOM
+            slot.free()
+            return _FAILURES.get(read, Why.FAILED)
         self._storing.sample(landed, slot.view)
         kept = self._placement.keep(memory, landed, room, slot)
         if kept is None:
@@ -113,30 +110,3 @@ class Hauler:
         memory.counters.add(Count.PROMOTIONS)
         kept.give_back()
         return None
-
-    def _lent(self, memory: MemoryTier, landed: Record, write: Write) -> Why | None:
-        """Write a block from where it lies in our own memory, after verifying it as far as that is known."""
-        loan = memory.lending.lend(landed.key)
-        if loan is None:
-            return Why.NOT_THERE
-        try:
-            if landed.checksum in {None, checksum(loan.data)}:
-                return write(loan.data)
-        finally:
-            loan.give_back()
-        memory.counters.add(Count.CORRUPT)
-        self._placement.note_bad(memory, landed.key, Read.CORRUPT)
-        return Why.FAILED
-
-    def _read(self, source: Tier, landed: Record, out: memoryview) -> Why | None:
-        """Read a block from a medium, verified; what is bad goes from there, as after any load."""
-        arrival = source.read(Landing(landed, out))
-        if arrival.outcome is Read.DONE:
-            return Why.QUARANTINED if self._index.is_quarantined(landed.key) else None
-        self._placement.note_bad(source, landed.key, arrival.outcome)
-        return {Read.UNKNOWN_FORM: Why.UNREADABLE, Read.REFUSED: Why.OUT}.get(arrival.outcome, Why.FAILED)
-
-    def _at_least(self, nbytes: int) -> memoryview:
-        if len(self._buffer) < nbytes:
-            self._buffer = map_memory(nbytes)
-        return self._buffer[:nbytes]

@@ -17,10 +17,8 @@ T = TypeVar("T")
 
 _A_FEW = 256
 """Looked at under one lock: well under a millisecond."""
-
-
-def _nothing() -> None:
-    """No preparation."""
+_A_FEW_STEPS = 64
+"""Planned under one lock."""
 
 
 class OperatedIndex(KeepingIndex):
@@ -28,21 +26,22 @@ class OperatedIndex(KeepingIndex):
 
     def survey(
         self, look: Callable[[Record], T | None], keys: Collection[bytes] | None = None,
-        begin: Callable[[], None] = _nothing,
+        begin: Callable[[], None] | None = None,
     ) -> list[T]:  # fmt: skip
         """Return what ``look`` makes of all blocks (or of ``keys``, those that are known), but for ``None``.
 
-        ``look`` is called under the lock, which is given back now and then: it must be quick, and change
-        nothing. What comes meanwhile may be left out, what goes as well. ``begin`` is called each time that
-        the lock was taken.
+        ``look`` is called under the lock, which is given back now and then: it must be quick, and let no
+        block come or go. What comes meanwhile may be left out, what goes as well. ``begin`` is called each
+        time that the lock was taken, which is for fewer then.
         """
         with self._lock:
             self._lives.settle()
             left = iter(list(self._records) if keys is None else keys)
         found: list[T] = []
-        while some := list(islice(left, _A_FEW)):
+        while some := list(islice(left, _A_FEW_STEPS if begin else _A_FEW)):
             with self._lock:
-                begin()
+                if begin is not None:
+                    begin()
                 known = (record for key in some if (record := self._records.get(key)) is not None)
                 found += [seen for record in known if (seen := look(record)) is not None]
         return found
@@ -133,6 +132,23 @@ class OperatedIndex(KeepingIndex):
 
         self.survey(climb, keys)
         return found
+
+    def set_ends(
+        self, keys: Collection[bytes], now_ms: int, soft_ms: int | None, hard_ttl_ms: int | None
+    ) -> list[Record]:
+        """Let blocks end at ``soft_ms`` if nobody uses them, and ``hard_ttl_ms`` after their first write.
+
+        Returns those that are there; takes the lock itself. The soft end of a pinned block waits for its pin.
+        """
+
+        def set_them(record: Record) -> Record | None:
+            if not self._is_alive(record, now_ms):
+                return None
+            pinned_ms = max(self.pinned_until_ms(record.key, now_ms).values(), default=0)
+            self._lives.set_ends(record, now_ms, soft_ms and max(soft_ms, pinned_ms), hard_ttl_ms)
+            return record
+
+        return self.survey(set_them, keys)
 
     def take(
         self, bit: int, key: bytes, cause: Cause, *, unused_since_ms: int | None = None, moves: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvstore.admin.census import Census
 from kvstore.admin.hauling import Hauler
@@ -16,6 +16,8 @@ from kvstore.clock import Clock
 from kvstore.record import Record
 from kvstore.storing import Storing
 from kvstore.tier import Tier
+
+_WAIT_S = 0.5
 
 
 class Operations:
@@ -36,15 +38,17 @@ class Operations:
         self, wanted: BlockFilter, tiers: Sequence[Tier], *, dry_run: bool, progress: Progress
     ) -> Outcome:
         """Remove blocks from ``tiers``, those first that nothing follows."""
-        keys = self._root_first(self._census.select(wanted))
+        keys = self._selected(wanted)
         planned = [
             step
             for steps in self._index.survey(lambda record: self._copies(record, tiers), keys[::-1])
             for step in steps
         ]
-        absent = _absent(wanted, keys)
+        missing = absent(wanted, keys)
         if dry_run:
-            return _outcome(len(keys), planned, absent)
+            return _outcome(len(keys), planned, missing)
+        for key in (*keys, *(stay.key for stay in missing)):
+            self._placement.call_off(tiers, key)
         progress.begin(len(planned))
         done: list[Effect | Stay] = []
         for step in planned:
@@ -52,16 +56,16 @@ class Operations:
                 break
             done.append(self._evicted(step))
             progress.step()
-        return _outcome(len(keys), done, absent, is_cancelled=len(done) < len(planned))
+        return _outcome(len(keys), done, missing, is_cancelled=len(done) < len(planned))
 
     def bring(self, wanted: BlockFilter, errand: Errand, *, dry_run: bool, progress: Progress) -> Outcome:
         """Bring blocks to a tier, those first that others follow."""
         now_ms = self._clock.wall_ms()
-        keys = dict.fromkeys(self._root_first(self._census.select(wanted)))
+        keys = dict.fromkeys(self._selected(wanted))
         planned = Planner(errand, self._tiers, self._index, now_ms).plan(keys)
-        absent = _absent(wanted, keys)
+        missing = absent(wanted, keys)
         if dry_run:
-            return _outcome(len(keys), _foretold(planned, errand), absent)
+            return _outcome(len(keys), _foretold(planned, errand), missing)
         hauler = Hauler(self._index, self._placement, self._storing, self._clock, now_ms)
         self._index.spared.spare(keys)
         try:
@@ -69,7 +73,7 @@ class Operations:
         finally:
             self._index.spared.unspare(keys)
         told: list[Effect | Stay] = [*hauler.effects, *hauler.stays]
-        return _outcome(len(keys), told, absent, is_cancelled=is_cancelled)
+        return _outcome(len(keys), told, missing, is_cancelled=is_cancelled)
 
     def _copies(self, record: Record, tiers: Sequence[Tier]) -> list[Effect | Stay]:
         """Return what becomes of each copy of a block that is to go; under the index's lock."""
@@ -90,7 +94,16 @@ class Operations:
         why = self._placement.take_away(tier, step.key)
         return Stay(step.key, step.tier, why, step.nbytes) if why else step
 
-    def _root_first(self, keys: Iterable[bytes]) -> list[bytes]:
+    def _selected(self, wanted: BlockFilter) -> list[bytes]:
+        """Return the blocks that are meant, each after the one that it follows.
+
+        What is on its way to a medium is waited for, a moment: until it is there, nobody can select it.
+        """
+        for tier in self._placement.below_memory:
+            tier.pool.flush(_WAIT_S)
+        return self.root_first(self._census.select(wanted))
+
+    def root_first(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return blocks in a stable order, each after the one that it follows."""
         parents = dict(self._index.survey(lambda record: (record.key, record.parent), sorted(keys)))
         ordered = dict[bytes, None]()
@@ -125,14 +138,14 @@ def _foretold(planned: Iterable[Planned], errand: Errand) -> Iterable[Effect | S
             yield from effects_of(step, leaves_source=errand.leaves_source)
 
 
-def _absent(wanted: BlockFilter, found: Collection[bytes] | Mapping[bytes, None]) -> list[Stay]:
+def absent(wanted: BlockFilter, found: Collection[bytes]) -> list[Stay]:
     """Return those that were asked for by their keys and are not there, or not meant by the rest."""
     there = set(found)
     return [Stay(key, "", Why.NOT_THERE, 0) for key in dict.fromkeys(wanted.keys or ()) if key not in there]
 
 
 def _outcome(
-    num_selected: int, told: Iterable[Effect | Stay], absent: Sequence[Stay], *, is_cancelled: bool = False
+    num_selected: int, told: Iterable[Effect | Stay], missing: Sequence[Stay], *, is_cancelled: bool = False
 ) -> Outcome:
     effects, stays = list[Effect](), list[Stay]()
     for each in told:
@@ -140,4 +153,4 @@ def _outcome(
             effects.append(each)
         else:
             stays.append(each)
-    return Outcome(num_selected, tuple(effects), (*absent, *stays), is_cancelled)
+    return Outcome(num_selected, tuple(effects), (*missing, *stays), is_cancelled)

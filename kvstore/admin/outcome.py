@@ -44,6 +44,8 @@ class Why(StrEnum):
     QUARANTINED = "in quarantine"
     OUT = "the tier is out"
     """It is left out for its faults at the moment."""
+    STRANGER = "its namespace is not known"
+    """No manifest tells what it is."""
     FAILED = "failed"
     """It was tried: the block could not be read, written or removed."""
 
@@ -134,11 +136,15 @@ class Retimed:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written to a file; ``digest`` (hex) is that of the file's header and checksums."""
+    """What was written to a file; ``digest`` (hex) is that of what it says of its blocks.
+
+    ``stays`` are those that are not in it, and why.
+    """
 
     num_blocks: int
     nbytes: int
     digest: str
+    stays: tuple[Stay, ...] = ()
     is_cancelled: bool = False
 
 

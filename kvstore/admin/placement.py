@@ -23,8 +23,10 @@ Tell = Callable[[Effect], None]
 class OperatedPlacement(Placement):
     """What ``Placement`` does, block by block and without queues: who calls waits for the media."""
 
-    def __init__(self, tiers: Sequence[Tier], index: OperatedIndex, clock: Clock) -> None:
-        super().__init__(tiers, index, clock)
+    def __init__(
+        self, tiers: Sequence[Tier], index: OperatedIndex, clock: Clock, *, finds_device: bool = True
+    ) -> None:
+        super().__init__(tiers, index, clock, finds_device=finds_device)
         self._operated = index
 
     def clear_the_way(self, coming: Coming, nbytes: int, since_ms: int, tell: Tell) -> None:
@@ -51,12 +53,22 @@ class OperatedPlacement(Placement):
 
     def take_away(self, tier: Tier, key: bytes, *, moves: bool = False) -> Why | None:
         """Remove a block from a tier by hand, and from its medium; returns why it stays, if it does."""
-        is_called_off = self._demotions.cancel(tier.bit, key)
         taken = self._operated.take(tier.bit, key, Cause.CLEARED, moves=moves)
         if isinstance(taken, Why):
-            return None if is_called_off and taken is Why.NOT_THERE else taken
+            return taken
         self._delete(tier, key)
         return Why.FAILED if key in self._operated.stuck(tier.bit) else None
+
+    def call_off(self, tiers: Sequence[Tier], key: bytes) -> None:
+        """See to it that a block which waits to be written to ``tiers`` does not come there."""
+        for tier in tiers:
+            if self._demotions.cancel(tier.bit, key):
+                self._index.note_absent(key, Cause.CLEARED, tier.bit)
+
+    def why_no_room(self, tier: Tier, key: bytes) -> Why:
+        """Return why nothing was set aside for a block: another brought it meanwhile, or it does not fit."""
+        is_there = self._operated.nbytes_of(tier.bit, key) is not None or self._index.is_moving(tier.bit, key)
+        return Why.ALREADY_THERE if is_there else Why.NO_ROOM
 
     def reserve(self, tier: Tier, facts: Record, stored_bytes: int, tell: Tell) -> Room | None:
         """Set room aside; whoever has to make way for it beyond what was planned is told."""
@@ -88,7 +100,7 @@ class OperatedPlacement(Placement):
         clear_the_way(tier.footprint(len(stored.data)))
         room = self.reserve(tier, facts, len(stored.data), tell)
         if room is None:
-            return Why.NO_ROOM
+            return self.why_no_room(tier, facts.key)
         if not tier.write(header_of(facts, stored, expiry), stored.data):
             self._index.cancel(tier.bit, room)
             return Why.FAILED

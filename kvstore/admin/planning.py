@@ -39,7 +39,8 @@ class Coming(NamedTuple):
 class Carrying(NamedTuple):
     """One block from ``source`` (with ``nbytes`` there) to where it comes; ``None``: it is there already."""
 
-    record: Record
+    key: bytes
+    raw_bytes: int
     source: Tier
     nbytes: int
     tenant: str | None
@@ -96,7 +97,8 @@ class Planner:
         nbytes = self._nbytes(record, source)
         if self._errand.leaves_source:
             self._forecasts[source.bit].leave(record.key)
-        return Carrying(record.copy(), source, nbytes, self._index.tenant_of(record.namespace), coming)
+        tenant = self._index.tenant_of(record.namespace)
+        return Carrying(record.key, record.raw_bytes, source, nbytes, tenant, coming)
 
     def _source(self, record: Record) -> Tier | Why:
         """Return the tier from which a block is to be brought, or why it stays."""
@@ -195,7 +197,7 @@ def effects_of(step: Carrying, *, leaves_source: bool) -> Iterator[Effect]:
     if step.coming is not None:
         yield from _arrival(step.coming)
     if leaves_source:
-        yield Effect(Kind.LEAVES, step.record.key, step.source.name, step.nbytes, step.tenant)
+        yield Effect(Kind.LEAVES, step.key, step.source.name, step.nbytes, step.tenant)
 
 
 def effect(kind: Kind, step: Going | Coming) -> Effect:

@@ -3,5 +3,8 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"kvstore.conformance.{name}" for name in ("backend", "eviction", "eviction_machine"))
+    *(
+        f"kvstore.conformance.{name}"
+        for name in ("backend", "eviction", "eviction_machine", "prompts", "store", "store_keeping")
+    )
 )

@@ -9,7 +9,7 @@ from typing import Any
 from kvstore.arena import Arena
 from kvstore.errors import ChannelError
 from kvstore.namespace import Namespace
-from kvstore.remote import wire
+from kvstore.remote import pinning, wire
 from kvstore.remote.channel import Channel, Message
 from kvstore.remote.places import places_of
 from kvstore.remote.reports import health_report, statistics_report
@@ -50,6 +50,10 @@ class Calls:
             "evict": self._evict,
             "clear": self._clear,
             "quarantine": self._quarantine,
+            "pin": self._pin,
+            "unpin": lambda said: pinning.unpin(self._session, self._named(said), _tiers(said)),
+            "pins": lambda said: pinning.pins(self._session, _whole(said, "limit")),
+            "pool": self._session.pool.exchange,
             "flush": lambda said: self._store.flush(_seconds(said)),
             "health": lambda _said: health_report(self._store.health()),
             "statistics": lambda _said: statistics_report(self._store.statistics(), session.tenant),
@@ -151,7 +155,14 @@ class Calls:
             self._store.quarantine(key)
         return None
 
+    def _pin(self, said: dict[str, Any]) -> object:
+        keys, tiers = self._named(said), _tiers(said)
+        return pinning.pin(self._session, keys, _number(said, "for_s"), _number(said, "until_s"), tiers)
+
     def _keys(self, said: dict[str, Any]) -> Sequence[bytes]:
+        return self._session.own(self._named(said))
+
+    def _named(self, said: dict[str, Any]) -> Sequence[bytes]:
         named = said.get("keys")
         if not isinstance(named, list) or len(named) > wire.MOST_KEYS:
             raise ChannelError(f"keys are a list of up to {wire.MOST_KEYS}")
@@ -159,7 +170,9 @@ class Calls:
             keys = [bytes.fromhex(key) for key in named]
         except (TypeError, ValueError) as error:
             raise ChannelError("a key is a hexadecimal string") from error
-        return self._session.own(keys)
+        if any(len(key) != wire.KEY_BYTES for key in keys):
+            raise ChannelError(f"a key has {wire.KEY_BYTES} bytes")
+        return keys
 
 
 def _given(seconds: float) -> float | None:
@@ -171,3 +184,24 @@ def _seconds(said: dict[str, Any]) -> float:
     if not isinstance(timeout_s, int | float) or not 0 <= timeout_s <= _LONGEST_WAIT_S:
         raise ChannelError(f"timeout_s must be from 0 to {_LONGEST_WAIT_S:.0f}")
     return float(timeout_s)
+
+
+def _number(said: dict[str, Any], name: str) -> float | None:
+    value = said.get(name)
+    if value is not None and not isinstance(value, int | float):
+        raise ChannelError(f"{name} is no number")
+    return value
+
+
+def _whole(said: dict[str, Any], name: str) -> int:
+    value = said.get(name)
+    if not isinstance(value, int):
+        raise ChannelError(f"{name} is no whole number")
+    return value
+
+
+def _tiers(said: dict[str, Any]) -> Sequence[str] | None:
+    tiers = said.get("tiers")
+    if tiers is not None and not (isinstance(tiers, list) and all(isinstance(tier, str) for tier in tiers)):
+        raise ChannelError("tiers are a list of names")
+    return tiers

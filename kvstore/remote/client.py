@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvstore.absences import Absence, Cause
 from kvstore.clock import Clock
+from kvstore.defaults import checked_ttl_ms
 from kvstore.errors import InvariantError, LeaseExpiredError, StoreClosedError
 from kvstore.frame import copy
 from kvstore.interface import Asked, HeldMemory
 from kvstore.leases import Hit
 from kvstore.loading import OnDone, Ticket
 from kvstore.namespace import Namespace
-from kvstore.remote.reports import health_told, statistics_told
+from kvstore.remote.own_pool import OwnPool
+from kvstore.remote.remote_hit import RemoteHit
+from kvstore.remote.reports import health_told, pinned_told, pins_told, statistics_told
 from kvstore.remote.transport import Found, Offer, Transport
 from kvstore.remote.wire import NO_TIER, NOWHERE
 from kvstore.statistics import Health, State, StoreStatistics
 from kvstore.tier import DEVICE
+from kvstore.upkeep import Pinned, Pinning
 
 _PUT_WAIT_S = 1.0
 _CLEAR_S = 60.0
-
-
-class RemoteHit(Hit):
-    """A lookup's answer: each block's fastest tier, and what is held of the server's."""
-
-    __slots__ = ("found",)
-
-    def __init__(
-        self,
-        keys: Sequence[bytes],
-        tiers: tuple[str | None, ...],
-        deadline_s: float,
-        found: Found,
-        transport: Transport,
-    ) -> None:
-        super().__init__(keys, tiers, (), deadline_s, lambda _records: transport.release(found))
-        self.found = found
+_FLUSH_S = 3600.0
+_NAMESPACES_S = 60.0
+_A_MOMENT_S = 0.001
 
 
 class RemoteStore:
@@ -53,8 +43,7 @@ class RemoteStore:
         self._transport = transport
         self._clock = clock or Clock()
         self._own: dict[bytes, Namespace] = {}
-        self._on_device: set[bytes] = set()
-        self._quarantined: set[bytes] = set()
+        self._pool = OwnPool(lambda said: transport.ask("pool", 0.0, **said))
         self._closed = False
 
     @property
@@ -85,7 +74,8 @@ class RemoteStore:
     def lookup(
         self, keys: Sequence[bytes], lease_s: float | None = None, ttl_s: float | None = None
     ) -> RemoteHit:
-        """Return where each block is, with a lease; see ``TieredStore.lookup``."""
+        """Return where each block is, with a lease; see ``TieredStore.lookup``. Raises ``RequestError``."""
+        _refuse_odd(ttl_s)
         found = self._transport.look_up(keys, lease_s, ttl_s) if keys else None
         if found is None or len(found.places) != len(keys):
             found = Found(0, math.inf, [NOWHERE] * len(keys))
@@ -139,7 +129,11 @@ class RemoteStore:
         self, namespace: Namespace, key: bytes, parent: bytes, nbytes: int, *, num_tokens: int | None = None,
         first_token: int | None = None, ttl_s: float | None = None,
     ) -> HeldMemory | None:  # fmt: skip
-        """Offer a block; see ``TieredStore.reserve``. ``None`` also when too much is under way."""
+        """Offer a block; see ``TieredStore.reserve``. ``None`` also when too much is under way.
+
+        Raises ``RequestError``.
+        """
+        _refuse_odd(ttl_s)
         own = self.own_namespace(namespace)
         return self._reserve(Offer(own.digest, key, parent, nbytes, num_tokens, first_token, ttl_s), 0.0)
 
@@ -153,7 +147,11 @@ class RemoteStore:
         first_token: int | None = None,
         ttl_s: float | None = None,
     ) -> bool:
-        """Store a copy of ``payload``; waits a moment for memory. ``False``: nothing was stored."""
+        """Store a copy of ``payload``; waits a moment for memory. ``False``: nothing was stored.
+
+        Raises ``RequestError``.
+        """
+        _refuse_odd(ttl_s)
         own = self.own_namespace(namespace)
         offer = Offer(own.digest, key, parent, len(payload), None, first_token, ttl_s)
         reservation = self._reserve(offer, _PUT_WAIT_S)
@@ -175,21 +173,55 @@ class RemoteStore:
         finally:
             hit.release()
 
-    def device_added(self, key: bytes, parent: bytes) -> None:  # noqa: ARG002  the interface is the store's
-        """Note that the engine's pool now holds this block."""
-        self._on_device.add(key)
+    def device_added(self, key: bytes, parent: bytes, namespace: Namespace | None = None) -> None:
+        """Note that the engine's pool now holds this block; without a namespace nobody watches it."""
+        own = None if namespace is None else self.own_namespace(namespace)
+        self._pool.add(key, parent, b"" if own is None else own.digest)
 
     def device_removed(self, key: bytes) -> None:
         """Note that the engine's pool no longer holds this block."""
-        self._on_device.discard(key)
+        self._pool.remove(key)
 
     def ended(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return those of ``keys`` that the engine's pool must not share any more."""
-        return [key for key in keys if key in self._quarantined]
+        """Return those of ``keys`` that the engine's pool must not share any more, as far as was told.
+
+        The server tells about twice a second whose time is over, and what is in quarantine.
+        """
+        return self._pool.ended(keys)
+
+    def over_on_device(self) -> list[bytes]:
+        """Return the blocks whose time is over that the engine's pool still has: it is to let go of them."""
+        return self._pool.over()
+
+    def watch_device(self, on_over: Callable[[], None]) -> None:
+        """Have ``on_over`` called, on another thread, while ``over_on_device`` names blocks."""
+        self._pool.on_over = on_over
+
+    def pin(
+        self,
+        keys: Sequence[bytes],
+        *,
+        for_s: float | None = None,
+        until_s: float | None = None,
+        tiers: Sequence[str] | None = None,
+    ) -> Pinned:
+        """Keep a prefix; see ``TieredStore.pin``. Without a server nothing is. Raises ``AccessError``."""
+        named = None if tiers is None else list(tiers)
+        told = self._transport.ask("pin", keys=_hexadecimal(keys), for_s=for_s, until_s=until_s, tiers=named)
+        return Pinned("", 0, {}, 0, tuple(keys)) if told is None else pinned_told(told)
+
+    def unpin(self, keys: Sequence[bytes], tiers: Sequence[str] | None = None) -> int:
+        """Let a prefix be ordinary again; see ``TieredStore.unpin``. Raises ``AccessError``."""
+        named = None if tiers is None else list(tiers)
+        return int(self._transport.ask("unpin", keys=_hexadecimal(keys), tiers=named) or 0)
+
+    def pins(self, limit: int = 1000) -> list[Pinning]:
+        """Return what is pinned; see ``TieredStore.pins``."""
+        return pins_told(self._transport.ask("pins", limit=limit) or [])
 
     def known_namespaces(self, timeout_s: float = 5.0) -> list[Namespace]:
         """Return the namespaces that the server knows; see ``TieredStore.known_namespaces``."""
-        told = self._transport.ask("known_namespaces", timeout_s) or []
+        told = self._transport.ask("known_namespaces", _bounded(timeout_s, _NAMESPACES_S)) or []
         return [Namespace.from_manifest(manifest) for manifest in told]
 
     def evict(self, keys: Iterable[bytes]) -> int:
@@ -198,12 +230,14 @@ class RemoteStore:
 
     def clear(self, tier: str | None = None) -> int:
         """Remove every block that is not in use; see ``TieredStore.clear``. Raises ``AccessError``."""
-        self._quarantined.clear()
-        return int(self._transport.ask("clear", _CLEAR_S, tier=tier) or 0)
+        num_gone = int(self._transport.ask("clear", _CLEAR_S, tier=tier) or 0)
+        if tier is None:
+            self._pool.end_quarantine()
+        return num_gone
 
     def quarantine(self, key: bytes) -> None:
         """Remove a wrong block from every tier and keep it out; see ``TieredStore.quarantine``."""
-        self._quarantined.add(key)
+        self._pool.quarantine(key)
         self._transport.ask("quarantine", keys=_hexadecimal([key]))
 
     def flush(self, timeout_s: float) -> bool:
@@ -211,7 +245,7 @@ class RemoteStore:
         ends_s = time.monotonic() + timeout_s
         if not self._transport.wait_until_sent(timeout_s):
             return False
-        return bool(self._transport.ask("flush", max(0.0, ends_s - time.monotonic())))
+        return bool(self._transport.ask("flush", _bounded(ends_s - time.monotonic(), _FLUSH_S)))
 
     def health(self) -> Health:
         """Return the state of the server's tiers, or that there is no server."""
@@ -233,6 +267,7 @@ class RemoteStore:
     def close(self, deadline_s: float = 10.0) -> None:
         """Send what is to be sent, and part with the server; returns within ``deadline_s``."""
         if not self._closed:
+            self._pool.stop()
             self._transport.wait_until_sent(deadline_s / 2)
             self._closed = True
             self._transport.close()
@@ -241,11 +276,21 @@ class RemoteStore:
         return None if self._closed else self._transport.reserve(offer, wait_s)
 
     def _with_device(self, keys: Sequence[bytes], told: Sequence[Any]) -> tuple[str | None, ...]:
-        return tuple(DEVICE if key in self._on_device else tier for key, tier in zip(keys, told, strict=True))
+        return tuple(DEVICE if key in self._pool else tier for key, tier in zip(keys, told, strict=True))
 
     def _refuse_when_closed(self) -> None:
         if self._closed:
             raise StoreClosedError
+
+
+def _refuse_odd(ttl_s: float | None) -> None:
+    if ttl_s is not None:
+        checked_ttl_ms(ttl_s)
+
+
+def _bounded(timeout_s: float, most_s: float) -> float:
+    """Return a time that servers take: some, and not too much."""
+    return min(max(_A_MOMENT_S, timeout_s), most_s)
 
 
 def _hexadecimal(keys: Iterable[bytes]) -> list[str]:

@@ -161,7 +161,9 @@ def _refuse_refusals(status: int, body: bytes) -> None:
         reason = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         reason = f"status {status}"
-    if status in {401, 403}:
+    if status == 401:
+        raise AccessError("the token is missing or wrong: ask the server's operator for one")
+    if status == 403:
         raise AccessError(reason)
     if status in {400, 405, 413}:
         raise ConfigError("store", reason)

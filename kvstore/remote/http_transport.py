@@ -25,7 +25,7 @@ from kvstore.remote.wire import NOWHERE, Place
 
 CHECKSUM_HEADER = "X-Prefixd-Checksum"
 TIER_HEADER = "X-Prefixd-Tier"
-_READ_BY_GET = frozenset({"health", "statistics", "known_namespaces"})
+_READ_BY_GET = frozenset({"health", "statistics", "known_namespaces", "pins"})
 _NUM_THREADS = 4
 _LONGEST_S = 3600.0
 _T = TypeVar("_T")
@@ -73,6 +73,7 @@ class HttpTransport:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="http-store")
         self._described: dict[bytes, Namespace] = {}
         self._num_sending = 0
+        self._num_leaving = 0
         self._sent = Condition()
         self._server = Reconnecting(self._connect, clock)
         self._server.look()
@@ -96,7 +97,8 @@ class HttpTransport:
         return self._try(lambda: self._describe(namespace))
 
     def look_up(self, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None) -> Found | None:
-        self.wait_until_sent(math.inf)
+        with self._sent:  # a client finds what it has stored itself
+            self._sent.wait_for(lambda: not self._num_sending)
         said = {"keys": [key.hex() for key in keys], "lease_s": lease_s, "ttl_s": ttl_s}
 
         def look_up() -> Found | None:
@@ -114,9 +116,7 @@ class HttpTransport:
 
     def release(self, found: Found) -> None:
         if found.lease and not self._server.is_closed:
-            self._behind(
-                lambda: self._try(lambda: self._calls.ask("DELETE", f"/store/lookups/{found.lease}"))
-            )
+            self._say_behind(f"/store/lookups/{found.lease}")
 
     def load(self, found: Found, index: int, timeout_s: float, on_done: OnDone | None) -> Ticket:
         load = Load()
@@ -169,6 +169,8 @@ class HttpTransport:
         is_read = method in _READ_BY_GET
         verb, body = ("GET", None) if is_read else ("POST", said)
         path = f"/store/{method}?{urlencode(said)}" if is_read and said else f"/store/{method}"
+        if not is_read:
+            self.wait_until_sent(math.inf)  # what was released before is in use no more
 
         def ask() -> Any:
             told = self._calls.ask(verb, path, body, timeout_s)
@@ -179,7 +181,7 @@ class HttpTransport:
     def wait_until_sent(self, timeout_s: float) -> bool:
         with self._sent:
             left_s = None if math.isinf(timeout_s) else timeout_s
-            return self._sent.wait_for(lambda: not self._num_sending, left_s)
+            return self._sent.wait_for(lambda: not self._num_sending + self._num_leaving, left_s)
 
     def check(self) -> None:
         self._arena.check()
@@ -209,7 +211,23 @@ class HttpTransport:
     def give_up(self, number: int, slot: Slot) -> None:
         """Have the server forget a reservation, behind."""
         slot.free()
-        self._behind(lambda: self._try(lambda: self._calls.ask("DELETE", f"/store/reservations/{number}")))
+        self._say_behind(f"/store/reservations/{number}")
+
+    def _say_behind(self, path: str) -> None:
+        """Have the server forget something, behind."""
+
+        def say() -> None:
+            try:
+                self._try(lambda: self._calls.ask("DELETE", path))
+            finally:
+                with self._sent:
+                    self._num_leaving -= 1
+                    self._sent.notify_all()
+
+        with self._sent:
+            self._num_leaving += 1
+        if not self._behind(say):
+            say()
 
     def _slot(self, nbytes: int, wait_s: float) -> Slot | None:
         slot = self._arena.allocate(nbytes)

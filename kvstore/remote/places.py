@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from kvstore.admin.selection import BlockFilter
 from kvstore.arena import Slot
 from kvstore.leases import Hit
 from kvstore.remote.wire import NOWHERE, Place
@@ -29,3 +32,21 @@ def places_of(store: TieredStore, hit: Hit) -> list[Place]:
         record, slot = next(slots)
         places.append(place_of(tier_numbers[tier], record.raw_bytes, slot, record.checksum))
     return places
+
+
+def look_up_mappable(
+    store: TieredStore, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None, owner: bytes
+) -> Hit:
+    """Look blocks up for a tenant's client, as ``TieredStore.lookup`` does.
+
+    What came to memory before anybody knew that it is the tenant's, as by an import, lies where the client
+    may not map it: it goes from there first.
+    """
+    hit = store.lookup(keys, lease_s, ttl_s)
+    slots = zip(hit.records, store.places(hit), strict=True)
+    strange = tuple(record.key for record, slot in slots if slot and slot.slab and slot.slab.owner != owner)
+    if not strange:
+        return hit
+    hit.release()
+    store.admin.evict(BlockFilter(keys=strange), [store.tier_names[1]])
+    return store.lookup(keys, lease_s, ttl_s)

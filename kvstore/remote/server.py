@@ -26,6 +26,7 @@ from kvstore.store import TieredStore
 _log = logging.getLogger(__name__)
 
 _MOST_CLIENTS = 256
+_MOST_OF_A_TENANT = 128
 _MOST_CONNECTIONS = 2048
 _MOST_CHANNELS = 32
 _HELLO_S = 5.0
@@ -192,11 +193,14 @@ class SocketServer:
 
     def _enter(self, session: Session, channel: Channel) -> tuple[int, _Client]:
         client = _Client(session, secrets.token_hex(16), [channel])
-        session.on_ended = partial(_shut_all, client)
+        name = session.tenant.name
         with self._lock:
-            if len(self._clients) >= _MOST_CLIENTS or not self._is_open:
+            num_own = sum(other.session.tenant.name == name for other in self._clients.values())
+            is_full = len(self._clients) >= _MOST_CLIENTS or (name and num_own >= _MOST_OF_A_TENANT)
+            if is_full or not self._is_open:
                 session.close()
-                raise ConfigError("connect", f"{_MOST_CLIENTS} clients are connected already")
+                raise ConfigError("connect", f"{len(self._clients)} clients are connected already")
+            session.on_ended = partial(_shut_all, client)  # not before: who is refused has to hear of it
             self._num_clients += 1
             self._clients[self._num_clients] = client
             return self._num_clients, client

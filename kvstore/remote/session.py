@@ -18,7 +18,9 @@ from kvstore.namespace import Namespace
 from kvstore.remote.channel import Channel
 from kvstore.remote.client_loads import ClientLoads
 from kvstore.remote.patience import patience_s
+from kvstore.remote.places import look_up_mappable
 from kvstore.remote.tenancy import Owners, Role, Tenant
+from kvstore.remote.told_pool import ToldPool
 from kvstore.remote.transport import Offer
 from kvstore.remote.wire import ENDED, NOWHERE, NUMBER, Kind, Place, pack_places
 from kvstore.store import TieredStore
@@ -32,7 +34,6 @@ _MOST_INQUIRIES = 64
 _MOST_JOBS = 16_384
 _MOST_NAMESPACES = 1024
 _RESERVED_S = 60.0
-_NO_KEY = bytes(16)
 _NO_BYTES = memoryview(b"")
 
 
@@ -75,6 +76,7 @@ class Session:
         self._num_inquiries = 0
         self._committed = Condition(self._lock)
         self._is_open = True
+        self.pool = ToldPool(store, self._namespaces, self.own)
         self.loads = ClientLoads(store, self._jobs.put, self._tell_loaded)
         self.on_ended: Callable[[], None] = _nothing
         Thread(target=self._work, name="client-copies", daemon=True).start()
@@ -98,7 +100,10 @@ class Session:
             raise RequestError("namespace", f"a client may use {_MOST_NAMESPACES} of them")
         self._owners.note(self.tenant, own)
         self._namespaces[own.digest] = own
-        self.store.register_namespace(own)
+        if self.tenant.role < Role.DATA:
+            self.store.meet(own)
+        else:
+            self.store.register_namespace(own)
         return own
 
     def may_know(self, namespace: Namespace) -> bool:
@@ -106,21 +111,17 @@ class Session:
         return not self.tenant.name or namespace.digest in self._namespaces
 
     def own(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return ``keys``, but for those of others' blocks one that nobody has."""
-        if not self.tenant.name:
-            return list(keys)
-        mine = self._namespaces
-        namespaces = self.store.namespaces_of(keys)
-        return [
-            key if namespace is None or namespace in mine else _NO_KEY
-            for key, namespace in zip(keys, namespaces, strict=True)
-        ]
+        """Return the keys in the store for those that the client says."""
+        return self.tenant.own_keys(keys)
 
     def look_up(self, keys: Sequence[bytes], lease_s: float | None, ttl_s: float | None) -> tuple[int, Hit]:
         """Look blocks up; returns the lease's number (0: nothing is leased) and the hit."""
         self._wait_for_commits()
         asked_s = None if lease_s is None else min(lease_s, _LONGEST_LEASE_S)
-        hit = self.store.lookup(self.own(keys), asked_s, ttl_s)
+        if self.tenant.name:
+            hit = look_up_mappable(self.store, self.own(keys), asked_s, ttl_s, self.tenant.name.encode())
+        else:
+            hit = self.store.lookup(keys, asked_s, ttl_s)
         if not hit.records:
             return 0, hit
         with self._lock:
@@ -177,10 +178,11 @@ class Session:
             or not 0 < offer.nbytes <= self._most_reserved_bytes
         ):
             return 0
+        key, parent = self.own([offer.key, offer.parent])
         reservation = self.store.reserve(
             namespace,
-            offer.key,
-            offer.parent,
+            key,
+            parent,
             offer.nbytes,
             num_tokens=offer.num_tokens,
             first_token=offer.first_token,
@@ -253,6 +255,8 @@ class Session:
         for lease in leases:
             self.release(lease)
         self.loads.end()
+        self.pool.close()
+        self._staging = _NO_BYTES  # not when this object happens to be collected
         for number in reservations:
             self.abort(number)
 

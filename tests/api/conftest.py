@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +80,37 @@ def serving(settings: Settings) -> Iterator[Serving]:
 def client(serving: Serving, settings: Settings) -> Iterator[TestClient]:
     with TestClient(create_app(serving, settings)) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Return a Chromium without a window; without one its tests are skipped."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("there is no Chromium here")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else []
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """Return an empty page, which may do nothing that its policy forbids, and ask nobody but its server."""
+    context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    faults: list[str] = []
+    hosts: set[str] = set()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if "Security" in message.text else None)
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    yield page
+    assert faults == []
+    assert len(hosts) <= 1
+    context.close()
 
 
 def tokenizer_of_bytes() -> PreTrainedTokenizerFast:

@@ -4,6 +4,7 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 
 from api.admin.insight_fields import ExplainFields
+from api.http_errors import ERRORS, STATUSES
 from api.kv_reply import miss_body, plan_body
 from api.openai_reply import kv_body
 from api.openai_schema import ChatFields, CompletionFields, KvFields
@@ -12,7 +13,9 @@ from engine_adapter.engine.misses import Miss
 from engine_adapter.engine.request import Mode
 from kvstore.absences import Cause
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "api.md").read_text()
+ADMIN_PAGE = (DOCS / "admin.md").read_text()
 
 
 def documented_fields() -> set[str]:
@@ -23,7 +26,13 @@ def documented_fields() -> set[str]:
 def test_every_route_is_documented(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
-    assert set(re.findall(r"^\| `((?:GET|POST|PUT) [^`]+)`", PAGE, re.MULTILINE)) == routes
+    told = re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)`", PAGE + ADMIN_PAGE, re.MULTILINE)
+    assert set(told) == routes
+
+
+def test_every_error_code_is_documented() -> None:
+    codes = {code for *_, code in ERRORS if code} | {code for _, code, _ in STATUSES.values() if code}
+    assert {code for code in codes if f"`{code}`" not in ADMIN_PAGE} == set()
 
 
 def test_every_field_of_a_request_is_documented() -> None:
@@ -41,7 +50,7 @@ def test_every_field_of_plans_and_misses_is_documented() -> None:
     assert {cause.value for cause in Cause if f"`{cause.value}`" not in PAGE} == set()
 
 
-def test_every_field_of_what_the_kv_routes_answer_is_documented(client: TestClient) -> None:
+def test_every_field_of_plans_and_explanations_is_documented(client: TestClient) -> None:
     body = {"model": "tiny-llama", "prompt": "the cat", "max_tokens": 1}
     assert client.post("/v1/completions", json=body).status_code == 200
     account = client.get("/admin/plans").json()["data"][0]

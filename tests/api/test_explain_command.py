@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from api.cli import build_cli
-from api.explain.text import account_text, explanation_text
+from api.explanation_text import account_text, explanation_text
 from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.assemble import Serving, assemble
@@ -116,8 +116,8 @@ def test_the_json_is_the_servers_answer(url: str) -> None:
 
 def test_a_server_that_asks_for_a_token_gets_it_from_the_environment(url: str) -> None:
     line = one_line(explain("--url", url, token=None), 1)
-    assert line == f"the server at {url} asks for its token: set PREFIXD_API_TOKEN"
-    assert "asks for its token" in one_line(explain("--url", url, token="wrong"), 1)
+    assert line == f"the server at {url} asks for its token: set PREFIXD_TOKEN, or give --token-file"
+    assert "does not know the token" in one_line(explain("--url", url, token="wrong"), 1)
 
 
 def test_a_prompt_that_the_server_refuses_is_one_line(url: str) -> None:

@@ -55,3 +55,21 @@ def test_what_a_call_raises_is_raised() -> None:
         threads.close()
 
     asyncio.run(run())
+
+
+def test_what_comes_of_a_call_that_nobody_waits_for_is_handed_back() -> None:
+    may_end, unclaimed = Event(), list[bool]()
+
+    async def run() -> None:
+        threads = FewThreads("test", num_threads=1)
+        assert await threads.run(lambda: True, unclaimed.append)
+        left = asyncio.ensure_future(threads.run(lambda: may_end.wait(20), unclaimed.append))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        await threads.run(lambda: True)
+        threads.close()
+
+    asyncio.run(run())
+    assert unclaimed == [True]

@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi.testclient import TestClient
 
 from api.service import create_app
 from api.serving_config import serving_config
 from api.settings import Settings
 from engine_adapter.assemble import Serving, assemble
+from tests.api.live import live
 from tests.eventually import eventually
 
 MODEL = "tiny-llama"
@@ -28,16 +28,8 @@ PROMPT = "the cat sat on the mat and the dog sat on the cat. " * 3
 @contextmanager
 def running(serving: Serving, settings: Settings) -> Iterator[str]:
     """Serve on a free port in a thread, and yield the URL."""
-    config = uvicorn.Config(create_app(serving, settings), port=0, log_level="error", ws="none")
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        eventually(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with live(create_app(serving, settings)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import httpx
 import pytest
-import uvicorn
-from fastapi import FastAPI
 
-from api.gate import Gate
-from api.http_errors import install_error_handlers
-from api.store.service import add_store_routes
 from backends.host import HostBackend
 from kvstore.arena import Arena
 from kvstore.connect import connect
-from kvstore.errors import AccessError, ConfigError, LeaseExpiredError
+from kvstore.errors import AccessError, ConfigError
 from kvstore.remote.client import RemoteStore
-from kvstore.remote.tenancy import Tenant
-from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec
 from policies.admission import whole_blocks_that_fit
 from policies.lru import LeafFirstLRU
+from tests.api.store_server import StoreServer
 from tests.eventually import eventually
 from tests.kvstore.conftest import DictBackend
-from tests.remote_clients import NAMESPACE, Blocks, by_token, is_at_rest, keys_of
+from tests.remote_clients import NAMESPACE, Blocks, is_at_rest, keys_of
 
 BLOCK_BYTES = 600_000
 BLOCKS = Blocks(BLOCK_BYTES)
 payload, put, got = BLOCKS.payload, BLOCKS.put, BLOCKS.got
-
-
-def authenticate(token: str | None) -> Tenant:
-    """Return whose a request is."""
-    return by_token(token) if token else Tenant()
 
 
 @dataclass
@@ -64,23 +52,12 @@ class Site:
 
     def serve(self) -> None:
         """Answer requests, on the port of before if there was one."""
-        app = FastAPI()
-        app.add_middleware(Gate, authenticate=authenticate, max_body_bytes=1 << 24)
-        install_error_handlers(app)
-        self.context = add_store_routes(app, self.store)
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
-        listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = listener.getsockname()[1]
-        self.thread = threading.Thread(target=self.server.run, args=([listener],))
-        self.thread.start()
-        eventually(lambda: self.server.started)
+        self.server = StoreServer(self.store, self.port)
+        self.port = self.server.port
 
     def stop(self) -> None:
         """Answer no more."""
-        self.server.should_exit = True
-        self.server.force_exit = True
-        self.thread.join(20)
-        self.context.close()
+        self.server.close()
 
     def connect(self, token: str | None = None) -> RemoteStore:
         """Return a new client."""
@@ -104,79 +81,6 @@ def site() -> Iterator[Site]:
     site.store.check()
 
 
-def test_what_one_client_stores_another_one_loads(site: Site) -> None:
-    writer, reader = site.connect(), site.connect()
-    keys = keys_of(writer, 3)
-    assert put(writer, keys) == 3
-    assert writer.flush(5.0)
-    assert [got(reader, key) for key in keys] == [bytes(payload(number)) for number in range(3)]
-    hit = reader.lookup([*keys, bytes(16)])
-    assert hit.tiers == ("host", "host", "host", None)
-    tickets = [reader.load(hit, index, hit.deadline_s) for index in range(4)]
-    assert all(ticket.wait(5.0) for ticket in tickets)
-    blocks = [ticket.take() for ticket in tickets]
-    assert [block and (bytes(block.data[:1]), block.tier) for block in blocks] == [
-        (b"\0", "host"),
-        (b"\1", "host"),
-        (b"\2", "host"),
-        None,
-    ]
-    for block in blocks:
-        if block is not None:
-            block.release()
-    hit.release()
-    assert put(writer, keys) == 0, "they are there"
-
-
-def test_blocks_come_from_the_disk_too(site: Site) -> None:
-    client = site.connect()
-    keys = keys_of(client, 2)
-    put(client, keys)
-    assert client.flush(5.0)
-    site.store.clear("host")
-    assert client.peek(keys) == ("disk", "disk")
-    assert got(client, keys[1]) == bytes(payload(1))
-
-
-def test_a_client_finds_at_once_what_it_has_stored_itself(site: Site) -> None:
-    client = site.connect()
-    for number in range(6):
-        keys = keys_of(client, 1, 100 * number)
-        assert put(client, keys, number) == 1
-        assert client.lookup(keys).tiers == ("host",)
-
-
-def test_leases_end(site: Site) -> None:
-    client = site.connect()
-    keys = keys_of(client, 1)
-    put(client, keys)
-    hit = client.lookup(keys, lease_s=0.05)
-    assert site.store.num_holds > 0
-    eventually(lambda: client.now_s() >= hit.deadline_s)
-    with pytest.raises(LeaseExpiredError):
-        client.load(hit, 0, client.now_s() + 1.0)
-    site.store.lookup([]).release()
-    eventually(partial(is_at_rest, site.store))
-
-
-def test_questions(site: Site) -> None:
-    client = site.connect()
-    keys = keys_of(client, 2)
-    assert client.why_absent(keys[0]).cause.value == "never stored"
-    put(client, keys)
-    client.flush(5.0)
-    assert client.health().state is State.OK
-    assert [tier.name for tier in client.statistics().tiers] == ["device", "host", "disk"]
-    assert [namespace.digest for namespace in client.known_namespaces()] == [NAMESPACE.digest]
-    assert client.evict(keys[1:]) == 1
-    assert client.why_absent(keys[1]).cause.value == "cleared"
-    client.quarantine(keys[0])
-    assert client.ended(keys) == [keys[0]]
-    assert client.lookup(keys).tiers == (None, None)
-    assert client.clear() == 0
-    assert put(client, keys) == 2
-
-
 def test_tenants_do_not_see_each_other_and_roles_bound_what_may_be_done(site: Site) -> None:
     one, other, reader, admin = map(site.connect, ("token-a", "token-b", "token-reader", "token-admin"))
     mine = keys_of(one, 2)
@@ -186,13 +90,18 @@ def test_tenants_do_not_see_each_other_and_roles_bound_what_may_be_done(site: Si
     assert other.lookup(mine).tiers == (None, None)
     assert (other.peek(mine), other.evict(mine)) == ((None, None), 0)
     assert got(reader, mine[0]) == bytes(payload(0))
+    operators = keys_of(admin, 2)
+    put(one, operators, 8)
+    assert one.flush(5.0)
+    assert got(admin, operators[0]) is None, "whoever guesses keys stores nothing for others under them"
+    one.evict(operators)
     with pytest.raises(AccessError, match="role data"):
         reader.evict(mine)
     assert put(reader, keys_of(reader, 1, 900)) == 0
     with pytest.raises(AccessError, match="role admin"):
         one.clear()
     assert admin.clear() == 2
-    with pytest.raises(AccessError, match="send the server's token"):
+    with pytest.raises(AccessError, match="the token is missing or wrong: ask the server's operator"):
         site.connect("c")
 
 

@@ -27,7 +27,7 @@ from kvstore.namespace import Namespace
 from tests.eventually import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGE = (REPOSITORY / "docs" / "sidecar.md").read_text()
+PAGES = [(REPOSITORY / "docs" / page).read_text() for page in ("sidecar.md", "admin.md")]
 NAMESPACE = Namespace("weights", "{}", "float32", "float32", block_tokens=16)
 
 
@@ -83,7 +83,8 @@ def test_every_route_is_documented(sidecar: Sidecar, tmp_path: Path) -> None:
     routes = {
         f"{method.upper()} {path}" for path, methods in described["paths"].items() for method in methods
     }
-    assert set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)`", PAGE, re.MULTILINE)) == routes
+    told = re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)`", "\n".join(PAGES), re.MULTILINE)
+    assert set(told) == routes
 
 
 def test_what_clients_hold_is_given_back_when_the_service_ends(sidecar: Sidecar, tmp_path: Path) -> None:
@@ -100,6 +101,21 @@ def test_health_and_metrics_are_those_of_the_store(sidecar: Sidecar, tmp_path: P
     app = TestClient(create_store_app(sidecar, settings_in(tmp_path)))
     assert app.get("/health").json() == {"status": "ok", "reasons": {}}
     assert 'prefixd_tier_budget_bytes{tier="host"} 8.388608e+06' in app.get("/metrics").text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_case_17_health_says_when_a_thread_of_the_service_has_died(
+    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_self: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr("kvstore.remote.server.SocketServer._tick", die)
+    monkeypatch.setattr("api.store.clients._SWEEP_S", 0.01)
+    monkeypatch.setattr("api.store.clients.StoreClients._sweep", die)
+    app = TestClient(create_store_app(sidecar, settings_in(tmp_path)))
+    eventually(lambda: app.get("/health").status_code == 503)
+    eventually(lambda: app.get("/health").json()["reasons"].keys() == {"socket", "clients"})
 
 
 def test_rules_for_prefixes_need_a_model(tmp_path: Path) -> None:
@@ -135,3 +151,10 @@ def test_the_command_says_where_it_is_and_ends_on_a_signal(tmp_path: Path) -> No
         server.send_signal(signal.SIGTERM)
         assert server.wait(20) == 0
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(("access", "mode"), [("owner", 0o600), ("group", 0o660)])
+def test_the_socket_is_its_owners_or_its_groups(tmp_path: Path, access: str, mode: int) -> None:
+    sidecar = open_sidecar(sidecar_config(settings_in(tmp_path, socket_access=access)))
+    assert (tmp_path / "store.sock").stat().st_mode & 0o777 == mode
+    sidecar.close()

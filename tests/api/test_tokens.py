@@ -83,6 +83,7 @@ def test_without_any_token_everybody_is_the_operator() -> None:
         ('[tokens.a]\ntoken = "x"\nowner = "me"', r"tokens\.a\.owner: there is no such field"),
         ('[tokens.a]\ntoken = "x"\n[tokens.b]\ntoken = "x"', r"tokens\.b: is the same as a"),
         ('[tokens.a]\ntoken = "the-operator"', "has the server's own api_token"),
+        ('[tokens.api_token]\ntoken = "x"\ntenant = "a"', r"tokens\.api_token: is what the log calls"),
         ("tokens = 1", "tokens: must be"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,20 @@ def test_an_odd_address_is_refused(llama: PreTrainedModel) -> None:
     for address in ("", "unix:", "unix:///", "http:/x", "tcp://host:1"):
         with pytest.raises(ConfigError, match="store"):
             PrefixCache(llama, address)
+
+
+def test_a_model_is_called_as_its_folder_or_as_on_the_hub(llama: PreTrainedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "SmolLM2-135M"
+    llama.save_pretrained(folder)
+    names = [str(folder), f"{folder}/", "org/SmolLM2-135M", ""]
+    labels = []
+    for name in names:
+        llama.name_or_path = name
+        with closing(PrefixCache(llama)) as prefixes:
+            cache = prefixes.cache({"input_ids": ids(40)})
+            llama(**cache.rest(ids(40)), cache=cache)
+            labels += [space.label for space in prefixes.store.known_namespaces()]
+    assert labels == ["SmolLM2-135M", "SmolLM2-135M", "org/SmolLM2-135M", "LlamaForCausalLM"]
 
 
 def test_closing_leaves_the_model_as_it_was(llama: PreTrainedModel) -> None:

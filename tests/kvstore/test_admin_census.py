@@ -92,6 +92,22 @@ def test_pages_are_in_key_order_and_stable_while_blocks_come_and_go(rig: Rig) ->
     assert store.admin.blocks(after=rig.key(18)).blocks == ()
 
 
+def test_pages_of_many_blocks_hold_each_of_them_once(rig: Rig) -> None:
+    store = rig.open()
+    for number in range(1000):
+        store.device_added(rig.key(number), rig.key(number - 1) if number % 10 else b"", NAMESPACE)
+    keys, after = list[bytes](), None
+    while True:
+        page = store.admin.blocks(after=after, limit=300)
+        assert page.total == 1000
+        keys += [view.key for view in page.blocks]
+        if (after := page.next) is None:
+            break
+    assert keys == [rig.key(number) for number in range(1000)]
+    assert store.admin.blocks(BlockFilter(prefix=rig.key(500))).total == 10
+    assert len(store.admin.prefixes("recent", limit=200)) == 100
+
+
 def test_filters(rig: Rig) -> None:
     store = rig.open(
         host_blocks=3, write_mode=WriteMode.BACK,

@@ -188,6 +188,19 @@ def test_others_make_way_but_not_what_moves_nor_what_it_follows(rig: Rig) -> Non
     assert rig.tiers(store, 1, 2, 5, 6) == ["disk", "disk", None, "disk"]
 
 
+def test_many_blocks_make_way_for_many(rig: Rig) -> None:
+    store = rig.open(host_blocks=700, disk_blocks=600, write_mode=WriteMode.BACK)
+    for number in range(0, 600, 4):
+        rig.put(store, *range(number, number + 4), flush=False)
+    store.admin.move(BlockFilter(), "host", "disk")
+    for number in range(1000, 1700, 4):
+        rig.put(store, *range(number, number + 4), flush=False)
+    outcome = done_as_foretold(store, store.admin.move, BlockFilter(tier="host"), "host", "disk")
+    assert outcome.of(Kind.EVICTED) == {"disk": Amount(600, 600 * ON_DISK)}
+    assert outcome.of(Kind.ARRIVES) == {"disk": Amount(600, 600 * ON_DISK)}
+    assert outcome.reasons() == {"would not fit": Amount(100, 100 * IN_MEMORY)}
+
+
 def test_what_does_not_fit_stays(rig: Rig) -> None:
     store = rig.open(host_blocks=8, disk_blocks=2, write_mode=WriteMode.BACK)
     rig.put(store, 1, 2, 3)
@@ -402,6 +415,8 @@ def test_tiers_that_cannot_be(rig: Rig) -> None:
         admin.evict(BlockFilter(), ["tape"])
     with pytest.raises(RequestError, match="tier: 'device'"):
         admin.drain("device")
+    with pytest.raises(RequestError, match="target: "):
+        rig.open(host_blocks=0, disk_blocks=0).admin.warm(BlockFilter())
 
 
 class Cancelled(Progress):

@@ -126,3 +126,23 @@ def test_no_description_reaches_another_tenants_namespace(salt: str) -> None:
     own = replace(NAMESPACE, salt=salt).owned_by("zeno")
     assert own.tenant == tenant_digest("zeno")
     assert len(own.salt) == 64
+
+
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ({"label": "\ud800"}, "no text"),
+        ({"salt": "\ud800"}, "no text"),
+        ({"model_config": '{"a": "\\ud800"}'}, "no text"),
+        ({"label": "x" * 5000}, "label is longer"),
+        ({"block_tokens": 0}, "block_tokens is no number"),
+        ({"block_tokens": 10**3000}, "block_tokens is no number"),
+        ({"tp_size": 0}, "tp_size is no number"),
+        ({"tp_rank": -1}, "tp_rank is no number"),
+        ({"model_config": "[" * 400 + "]" * 400}, "nested too deeply"),
+    ],
+)
+def test_a_manifest_that_could_not_be_told_on_is_refused(odd: dict[str, Any], reason: str) -> None:
+    manifest = replace(NAMESPACE, **odd).manifest()
+    with pytest.raises(ValueError, match=reason):
+        Namespace.from_manifest(manifest)

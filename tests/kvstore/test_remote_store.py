@@ -6,13 +6,16 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from backends.host import HostBackend
+from kvstore.absences import Cause
+from kvstore.admin.selection import BlockFilter
 from kvstore.arena import Arena
 from kvstore.connect import connect
 from kvstore.errors import AccessError, ConfigError, StoreClosedError
@@ -20,7 +23,7 @@ from kvstore.remote.client import RemoteStore
 from kvstore.remote.link import Link
 from kvstore.remote.server import SocketConfig, SocketServer
 from kvstore.remote.socket_transport import SocketTransport
-from kvstore.remote.tenancy import Authenticate, Owners, open_to_all
+from kvstore.remote.tenancy import Authenticate, Owners, Tenant, open_to_all
 from kvstore.shared_memory import map_shared_slab
 from kvstore.statistics import State
 from kvstore.store import StoreConfig, TieredStore
@@ -103,25 +106,6 @@ def link_of(client: RemoteStore) -> Link:
     link = transport._server.current
     assert link is not None
     return link
-
-
-def test_what_one_client_stores_another_one_loads(site: Site) -> None:
-    site.serve()
-    writer, reader = site.connect(), site.connect()
-    keys = keys_of(writer, 3)
-    assert put(writer, keys) == 3
-    assert writer.flush(5.0)
-    assert [got(reader, key) for key in keys] == [bytes(payload(number)) for number in range(3)]
-    assert reader.lookup([*keys, bytes(16)]).tiers == ("host", "host", "host", None)
-
-
-def test_a_client_finds_at_once_what_it_has_stored_itself(site: Site) -> None:
-    site.serve()
-    client = site.connect()
-    for number in range(8):
-        keys = keys_of(client, 1, 100 * number)
-        assert put(client, keys, number) == 1
-        assert client.lookup(keys).tiers == ("host",)
 
 
 def test_what_a_client_held_is_given_back_when_it_dies(site: Site) -> None:
@@ -260,6 +244,80 @@ def test_tenants_do_not_see_each_other(site: Site) -> None:
     assert got(one, mine[0]) == bytes(payload(0))
 
 
+def test_a_tenant_stores_under_no_key_of_anothers(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    thief, other, operator = site.connect("token-a"), site.connect("token-b"), site.connect("token-admin")
+    for victim in (other, operator):
+        theirs = keys_of(victim, 2)  # who knows the prompt and the tenant's name can work them out
+        thief.quarantine(theirs[1])
+        assert put(thief, theirs) == 1, "these are keys of its own"
+        assert thief.flush(5.0)
+        assert victim.lookup(theirs).tiers == (None, None), "so nobody else reads what it wrote"
+        assert victim.why_absent(theirs[1]).cause is Cause.NEVER_STORED
+        assert put(victim, theirs) == 2, "or is kept from storing"
+        assert victim.flush(5.0)
+        assert got(victim, theirs[0]) == bytes(payload(0))
+        assert victim.evict(theirs) == 2
+        assert thief.why_absent(theirs[1]).cause is Cause.QUARANTINED, "nor is told what became of it"
+
+
+def test_a_tenants_pool_is_told_of_its_own_blocks(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    one, twin, other = map(site.connect, ("token-a", "token-a", "token-b"))
+    mine = keys_of(one, 2)
+    for client in (one, other):
+        for key, parent in zip(mine, [b"", *mine], strict=False):
+            client.device_added(key, parent, NAMESPACE)
+    twin.quarantine(mine[1])
+    eventually(lambda: one.ended(mine) == [mine[1]])
+    assert other.ended(mine) == []
+
+
+def test_what_an_operator_has_imported_can_be_read_by_its_tenant(site: Site) -> None:
+    site.authenticate, site.medium = by_token, DictBackend()
+    site.serve()
+    before, file = site.connect("token-a"), BytesIO()
+    put(before, keys_of(before, 2))
+    assert before.flush(5.0)
+    assert site.store.admin.export(BlockFilter(), file).num_blocks == 2
+    before.close()
+    site.servers[-1].close()
+    site.medium = DictBackend()
+    site.serve()
+    assert site.store.admin.import_(file).num_stored == 2
+    assert site.store.flush(5.0)
+    tenant = site.connect("token-a")
+    keys = keys_of(tenant, 2)
+    for _ in range(2):
+        assert None not in tenant.lookup(keys).tiers
+        assert got(tenant, keys[1]) == bytes(payload(1))
+
+
+def test_a_tenant_is_not_told_what_all_together_do(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    one, other, operator = map(site.connect, ("token-a", "token-b", "token-admin"))
+    before = other.statistics()
+    put(one, keys_of(one, 2))
+    assert one.flush(5.0)
+    assert one.lookup(keys_of(one, 2)).tiers == ("host", "host")
+    assert other.statistics() == before
+    assert [tier.name for tier in before.tiers] == ["device", "host"]
+    assert operator.statistics().tiers[1].num_blocks == 2
+
+
+def test_a_reader_leaves_no_manifest(site: Site) -> None:
+    site.authenticate = by_token
+    site.serve()
+    reader, writer, operator = map(site.connect, ("token-reader", "token-a", "token-admin"))
+    reader.register_namespace(replace(NAMESPACE, label="read"))
+    assert operator.known_namespaces() == []
+    writer.register_namespace(NAMESPACE)
+    assert [space.label for space in operator.known_namespaces()] == [NAMESPACE.label]
+
+
 def test_a_reader_stores_and_removes_nothing(site: Site) -> None:
     site.authenticate = by_token
     site.serve()
@@ -372,3 +430,40 @@ def test_many_threads_share_one_client(site: Site) -> None:
         thread.join()
     assert client.flush(5.0)
     client.check()
+
+
+def test_a_server_that_is_new_is_told_what_its_clients_pools_have(site: Site) -> None:
+    site.serve()
+    client = site.connect()
+    keys = keys_of(client, 3)
+    for key, parent in zip(keys, [b"", *keys], strict=False):
+        client.device_added(key, parent, NAMESPACE)
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 3)
+    client.device_removed(keys[2])
+    site.servers[-1].close()
+    site.serve()
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 2)
+    other = site.connect()
+    other.device_added(keys[0], b"", NAMESPACE)
+    eventually(lambda: site.store.pools._num_pools[keys[0]] == 2)
+    client.close()
+    eventually(lambda: site.store.statistics().tiers[0].num_blocks == 1)
+
+
+def test_one_tenant_leaves_places_to_the_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.remote.server._MOST_OF_A_TENANT", 2)
+    site.authenticate = by_token
+    site.serve()
+    for _ in range(2):
+        site.connect("token-a")
+    with pytest.raises(ConfigError, match="connected already"):
+        site.connect("token-a")
+    assert site.connect("token-b").is_connected
+
+
+def test_owners_forget_namespaces_that_nobody_has_described_for_long() -> None:
+    owners, tenant = Owners(most=2), Tenant("a")
+    spaces = [NAMESPACE.with_salt(str(number), "a") for number in range(3)]
+    for space in (*spaces[:2], spaces[0], spaces[2]):
+        owners.note(tenant, space)
+    assert [owners.of(space.digest) for space in spaces] == [b"a", b"", b"a"]

@@ -3,12 +3,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from kvstore.arena import PAGE_BYTES, Arena
 from kvstore.shared_memory import create_staging, map_shared_slab, view_slab, view_staging
+from kvstore.slab import SlabMemory
 
 STRIDE = 2 * PAGE_BYTES
 
@@ -84,16 +84,26 @@ def test_a_slot_that_is_given_back_has_another_generation_and_owners_share_no_sl
 
 
 def test_a_slab_that_is_given_back_closes_its_descriptor() -> None:
-    def num_open() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
+    made: list[SlabMemory] = []
 
-    before = num_open()
-    arena = Arena(64 * STRIDE, slab_bytes=2 * STRIDE, map_slab=map_shared_slab)
+    def map_slab(stride_bytes: int, num_slots: int) -> SlabMemory:
+        made.append(map_shared_slab(stride_bytes, num_slots))
+        return made[-1]
+
+    arena = Arena(64 * STRIDE, slab_bytes=2 * STRIDE, map_slab=map_slab)
     slots = [arena.allocate(STRIDE) for _ in range(64)]
-    assert num_open() > before
+    named = [os.fstat(slab.descriptor).st_ino for slab in made]
+    assert len(set(named)) == 32
     for slot in slots:
         assert slot is not None
         slot.free()
     arena.close()
-    slots.clear()
-    assert num_open() == before
+    assert not any(is_open(slab.descriptor, inode) for slab, inode in zip(made, named, strict=True))
+
+
+def is_open(descriptor: int, inode: int) -> bool:
+    """Say whether a descriptor still names what it did: its number may be another's by now."""
+    try:
+        return os.fstat(descriptor).st_ino == inode
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""``prefixd admin``: the administration of a running server."""

@@ -1,1 +1,0 @@
-"""``prefixd explain``: asks a running server why."""

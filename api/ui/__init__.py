@@ -1,0 +1,1 @@
+"""The dashboard: one static page over the administration's routes."""

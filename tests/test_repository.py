@@ -97,3 +97,13 @@ def test_the_lock_pins_what_the_project_needs_and_no_cuda_package() -> None:
     ]
     assert {re.split(r"[^a-z0-9-]", requirement)[0] for requirement in wanted} <= pinned
     assert not [name for name in pinned if name.startswith(("nvidia", "triton", "cuda"))]
+
+
+def test_every_engine_with_a_folder_is_tried_with_exact_versions() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    tried = re.findall(r"^ENGINES := (.*)$", makefile, re.MULTILINE)[0].split()
+    folders = [path.parent for path in tracked_files() if path.match("tests/engines/*/requirements.txt")]
+    assert sorted(tried) == sorted(folder.name for folder in folders)
+    for folder in folders:
+        lines = (folder / "requirements.txt").read_text().splitlines()
+        assert [line for line in lines if line[:1] not in {"", "#"} and "==" not in line] == []

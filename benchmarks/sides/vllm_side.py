@@ -12,8 +12,8 @@ from benchmarks.sides.protocol import Command, Prompts, serve
 def load() -> Mapping[str, Command]:
     """Load the model and return what it can be asked."""
     # It prints as it is imported, and lives in an environment of its own.
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # noqa: PLC0415
-    from vllm.inputs import TokensPrompt  # type: ignore[import-not-found]  # noqa: PLC0415
+    from vllm import LLM, SamplingParams  # noqa: PLC0415 - as above
+    from vllm.inputs import TokensPrompt  # noqa: PLC0415 - as above
 
     model, dtype = sys.argv[1:]
     llm = LLM(model, dtype=dtype, max_model_len=4096, enforce_eager=True, max_num_batched_tokens=4096)

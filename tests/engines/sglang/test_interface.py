@@ -1,0 +1,177 @@
+"""The storage interface itself: its shape, ranks, calls at odd times and with odd arguments."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+from engine_adapter.sglang import PrefixdHiCache
+from kvstore.errors import ConfigError
+from tests.engines.sglang.rig import PAGE_TOKENS, mha_pool, mla_pool
+from tests.eventually import eventually
+
+KEYS = [f"{number:064x}" for number in range(1, 4)]
+
+
+def config(cache: Path, extra: dict[str, Any] | None = None, **facts: Any) -> HiCacheStorageConfig:
+    given = {
+        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
+        "is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True,
+        "model_name": "served",
+    }  # fmt: skip
+    settings = {"interface_v1": 1, "host_bytes": 1 << 20, "cache_path": str(cache)} | (extra or {})
+    return HiCacheStorageConfig(**(given | facts), extra_config=settings)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, model: Path) -> Path:
+    """Return a folder for digests; the process serves a model."""
+    return tmp_path / "cache"
+
+
+def attached(storage_config: HiCacheStorageConfig, pool: Any = None) -> Any:
+    backend = PrefixdHiCache(storage_config)
+    backend.register_mem_pool_host(pool or mha_pool())
+    backend.on_host_pools_registered()
+    return backend
+
+
+def test_every_method_has_the_arguments_that_sglang_gives() -> None:
+    ours = {name for name, _ in inspect.getmembers(PrefixdHiCache, inspect.isfunction)}
+    theirs = dict(inspect.getmembers(HiCacheStorage, inspect.isfunction))
+    assert PrefixdHiCache.__abstractmethods__ == set()
+    for name in theirs.keys() & ours - {"__init__"}:
+        wanted = list(inspect.signature(theirs[name]).parameters)
+        assert list(inspect.signature(getattr(PrefixdHiCache, name)).parameters) == wanted, name
+
+
+def test_sglang_s_factory_makes_it_from_the_documented_configuration(cache: Path) -> None:
+    door = {"backend_name": "prefixd", "module_path": "engine_adapter.sglang", "class_name": "PrefixdHiCache"}
+    made = StorageBackendFactory.create_backend("dynamic", config(cache, door), mha_pool())
+    assert isinstance(made, PrefixdHiCache)
+
+
+def test_pages_given_as_tensors(cache: Path) -> None:
+    backend = attached(config(cache, {"interface_v1": 0}))
+    page = backend.mem_pool_host.get_data_page(0)
+    assert backend.set(KEYS[0], page)
+    assert backend.set(KEYS[1], target_location=page)
+    assert [backend.exists(key) for key in KEYS] == [True, True, False]
+    target = backend.mem_pool_host.get_dummy_flat_data_page()
+    assert backend.get(KEYS[0], target) is target
+    assert torch.equal(target, page)
+    assert backend.batch_get(KEYS, [torch.zeros_like(page) for _ in KEYS])[2] is None
+    assert backend.get(KEYS[2], target) is None
+    backend.close()
+
+
+def test_a_tensor_of_another_size_is_refused_and_left_alone(cache: Path) -> None:
+    backend = attached(config(cache, {"interface_v1": 0}))
+    page = backend.mem_pool_host.get_data_page(0)
+    backend.set(KEYS[0], page)
+    short, strided = torch.zeros(8), torch.zeros(len(page), 2)[:, 0]
+    assert backend.get(KEYS[0], short) is None
+    assert backend.get(KEYS[0], strided) is None
+    assert backend.get(KEYS[0]) is None
+    assert not backend.set(KEYS[1], short)
+    assert not backend.set(KEYS[1])
+    assert not short.any()
+    backend.close()
+
+
+def test_calls_of_the_other_interface_do_nothing(cache: Path) -> None:
+    by_address = attached(config(cache))
+    page = by_address.mem_pool_host.get_data_page(0)
+    assert not by_address.set(KEYS[0], page)
+    flat = attached(config(cache, {"interface_v1": 0}))
+    assert flat.batch_set_v1(KEYS[:1], torch.arange(PAGE_TOKENS)) == [False]
+    assert flat.batch_get_v1(KEYS[:1], torch.arange(PAGE_TOKENS)) == [False]
+    by_address.close()
+    flat.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_before_it_is_attached_and_after_it_is_closed_everything_misses(cache: Path, when: str) -> None:
+    backend = PrefixdHiCache(config(cache))
+    if when == "after":
+        backend = attached(config(cache))
+        backend.batch_set_v1(KEYS, torch.arange(3 * PAGE_TOKENS))
+        backend.close()
+        backend.close()
+    transfer = PoolTransfer(PoolName.MAMBA, torch.arange(3), keys=KEYS)
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_get_v1(KEYS, torch.arange(3 * PAGE_TOKENS)) == [False] * 3
+    assert backend.batch_set_v1(KEYS, torch.arange(3 * PAGE_TOKENS)) == [False] * 3
+    assert backend.batch_get(KEYS, [None] * 3) == [None] * 3
+    assert backend.batch_set(KEYS, [None] * 3) is False
+    assert backend.batch_exists_v2(KEYS, [transfer]).kv_hit_pages == 0
+    assert backend.batch_get_v2([transfer]) == {PoolName.MAMBA: [False] * 3}
+    assert backend.batch_set_v2([transfer]) == {PoolName.MAMBA: [False] * 3}
+    backend.clear()
+    assert backend.get_stats() is None
+
+
+def test_places_that_are_too_few_are_refused(cache: Path) -> None:
+    backend = attached(config(cache))
+    assert backend.batch_set_v1(KEYS, torch.arange(2 * PAGE_TOKENS)) == [False] * 3
+    assert backend.batch_exists(KEYS) == 0
+    assert backend.batch_exists([]) == 0
+    assert backend.batch_get_v1([], torch.arange(0)) == []
+    backend.close()
+
+
+def test_pages_are_stored_after_those_before_them(cache: Path) -> None:
+    backend = attached(config(cache))
+    places = torch.arange(PAGE_TOKENS)
+    before = HiCacheStorageExtraInfo(prefix_keys=KEYS[:2])
+    assert backend.batch_set_v1(KEYS[2:], places, before) == [True]
+    assert backend.batch_exists(KEYS[2:], before) == 1
+    backend.close()
+
+
+def test_ranks_have_pages_of_their_own(cache: Path, address: str) -> None:
+    ranks = [attached(config(cache, {"store": address}, tp_rank=rank, tp_size=2)) for rank in (0, 1)]
+    places = torch.arange(3 * PAGE_TOKENS)
+    assert all(ranks[0].batch_set_v1(KEYS, places))
+    assert [rank.batch_exists(KEYS) for rank in ranks] == [3, 0]
+    alone = attached(config(cache, {"store": address}))
+    assert alone.batch_exists(KEYS) == 0
+
+
+def test_ranks_that_hold_the_same_share_what_one_of_them_stores(cache: Path, address: str) -> None:
+    pools = [mla_pool(), mla_pool()]
+    ranks = [
+        attached(config(cache, {"store": address}, tp_rank=rank, tp_size=2, is_mla_model=True), pool)
+        for rank, pool in enumerate(pools)
+    ]
+    places = torch.arange(3 * PAGE_TOKENS)
+    assert all(ranks[0].batch_set_v1(KEYS, places))
+    eventually(lambda: ranks[1].batch_exists(KEYS) == 3)
+    assert ranks[1].batch_get_v1(KEYS, places) == [True] * 3
+    assert torch.equal(pools[0].kv_buffer[places], pools[1].kv_buffer[places])
+
+
+def test_what_could_never_hit_is_refused_at_the_start(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="store: one rank stores what all of them load"):
+        PrefixdHiCache(config(cache, tp_size=2, is_mla_model=True))
+    with pytest.raises(ConfigError, match="hots_bytes: is no setting"):
+        PrefixdHiCache(config(cache, {"hots_bytes": 1}))
+
+
+def test_weights_that_cannot_be_read_must_be_named(cache: Path, model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"weights: .*say what they are"):
+        attached(config(cache))
+    attached(config(cache, {"weights": "step 1000"})).close()

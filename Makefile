@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 CACHE  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/prefixd
 MODEL  ?= $(CACHE)/SmolLM2-135M-Instruct
 # Engines that the adapters are tried in; each has a folder in tests/engines with its pins and its tests.
-ENGINES := lmcache sglang
+ENGINES := lmcache sglang vllm
 
 # Torch, and what else computes here, uses the cores this process may use.
 export OMP_NUM_THREADS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.cost_model import LoadCost
 from policies.planning import READY, Choice, PlanRequest, ReloadPolicy
@@ -26,13 +26,15 @@ _LEAST_GAIN = 0.05
 class Leading:
     """How many blocks to load behind those that are ready; seconds to the first token so, and computed.
 
-    ``worth_s[n]`` is what is not computed once ``n`` of them have arrived.
+    ``worth_s[n]`` is what is not computed once ``n`` of them have arrived; empty: nobody weighs that. The
+    first is to arrive after ``first_s``.
     """
 
     num_blocks: int
     ttft_s: float
     if_computed_s: float
-    worth_s: tuple[float, ...] = (0.0,)
+    worth_s: tuple[float, ...] = ()
+    first_s: float = 0.0
 
 
 def leading_blocks(policy: ReloadPolicy, request: PlanRequest, unknown: LoadCost) -> Leading:
@@ -47,7 +49,7 @@ def leading_blocks(policy: ReloadPolicy, request: PlanRequest, unknown: LoadCost
     if not policy.weighs_costs:
         choices = policy.plan(request).choices[start : start + run]
         run = next((index for index, choice in enumerate(choices) if choice is not Choice.LOAD), len(choices))
-        return _leading(request, start, run, unknown)
+        return replace(_leading(request, start, run, unknown), worth_s=())
     none = _leading(request, start, 0, unknown)
     best = min(
         (_leading(request, start, num, unknown) for num in _ends(request, start, run)),
@@ -87,7 +89,9 @@ def _leading(request: PlanRequest, start: int, num: int, unknown: LoadCost) -> L
     rest_s = cost.prefill_s(position, request.prompt_tokens, request.chunk_tokens)
     all_s = cost.prefill_s(first, request.prompt_tokens, request.chunk_tokens)
     worth_s = tuple(cost.marginal_s(first, first + index * step) for index in range(num + 1))
-    return Leading(num, loaded_s + rest_s, all_s, worth_s)
+    first_tier = request.tiers[start] if num else None
+    first_s = _cost_of(first_tier, request.loads, unknown).load_s(request.block_bytes) if first_tier else 0.0
+    return Leading(num, loaded_s + rest_s, all_s, worth_s, first_s)
 
 
 def _cost_of(tier: str, loads: Mapping[str, LoadCost], unknown: LoadCost) -> LoadCost:

@@ -68,11 +68,11 @@ class PrefixdConnector(KVConnectorBase_V1):
         self._engine = str(transfer.engine_id)
         self._faults = Faults()
         self._worker: WorkerSide | None = None
-        self._scheduler: SchedulerSide | None = None
+        self.scheduler_side: SchedulerSide | None = None
         # A load that is given up is computed; to fail its request, vLLM's default, would never do.
         transfer.kv_load_failure_policy = "recompute"
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = open_scheduler_side(
+            self.scheduler_side = open_scheduler_side(
                 _STORES, vllm_config, kv_cache_config, self._settings, vllm.__version__, self._faults
             )
 
@@ -107,7 +107,7 @@ class PrefixdConnector(KVConnectorBase_V1):
         return None if self._worker is None else ToldMetadata(self._worker.take_told(self._faults.take()))
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        side = self._scheduler
+        side = self.scheduler_side
         if side is None:
             return 0, False
         nothing: tuple[int | None, bool] = (0, False)
@@ -115,17 +115,17 @@ class PrefixdConnector(KVConnectorBase_V1):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         # What is promised here must be loaded or be said to have failed, so a fault may not be passed over.
-        if self._scheduler is not None:
+        if self.scheduler_side is not None:
             (block_ids,) = blocks.get_block_ids()
-            self._scheduler.allocated(request, block_ids, num_external_tokens)
+            self.scheduler_side.allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return StepMetadata(
-            Step() if self._scheduler is None else self._scheduler.plan_step(scheduler_output)
+            Step() if self.scheduler_side is None else self.scheduler_side.plan_step(scheduler_output)
         )
 
     def update_connector_output(self, connector_output: Any) -> None:
-        side, told = self._scheduler, connector_output.kv_connector_worker_meta
+        side, told = self.scheduler_side, connector_output.kv_connector_worker_meta
         if side is not None:
             self._faults.caught(
                 lambda: side.note_output(
@@ -141,13 +141,13 @@ class PrefixdConnector(KVConnectorBase_V1):
         request: Any,
         block_ids: list[int],  # noqa: ARG002  vLLM's interface
     ) -> tuple[bool, dict[str, Any] | None]:
-        side = self._scheduler
+        side = self.scheduler_side
         if side is not None:
             self._faults.caught(lambda: side.ended(request), None)
         return False, None
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        side = self._scheduler
+        side = self.scheduler_side
         if side is None:
             return ()
         step, is_shared = int(self._vllm_config.cache_config.block_size), self._settings.is_shared
@@ -156,11 +156,11 @@ class PrefixdConnector(KVConnectorBase_V1):
         )
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        if self._scheduler is None:
+        if self.scheduler_side is None:
             return None  # workers tell theirs with their steps
         if num_faults := self._faults.take():
-            self._scheduler.counts.count("faults", num_faults)
-        return PrefixdStats(self._scheduler.counts.take())
+            self.scheduler_side.counts.count("faults", num_faults)
+        return PrefixdStats(self.scheduler_side.counts.take())
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
@@ -173,18 +173,18 @@ class PrefixdConnector(KVConnectorBase_V1):
         return PrefixdMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def reset_cache(self) -> bool | None:
-        if self._scheduler is not None:
-            self._scheduler.forget_all(secrets.token_hex(8))
+        if self.scheduler_side is not None:
+            self.scheduler_side.forget_all(secrets.token_hex(8))
         return True
 
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
-        if self._worker is not None or self._scheduler is not None:
+        if self.scheduler_side is not None:
+            self.scheduler_side.close()
+        if self._worker is not None or self.scheduler_side is not None:
             _STORES.close(self._engine)
-        self._worker = self._scheduler = None
+        self._worker = self.scheduler_side = None
 
     def _step(self) -> Step:
         metadata = self._get_connector_metadata()

@@ -19,9 +19,12 @@ _log = logging.getLogger(__name__)
 
 _UNKNOWN_COMPUTE = ComputeCost(0.0, 1e-3, 0.0)
 _UNKNOWN_LOAD = LoadCost(0.005, 500e6)
-_PATIENCE_SHARE = 0.03
+_PATIENCE_SHARE = 0.04
+_USUAL, _GAIN_SHARE = 2.0, 0.5
+_ANSWER_SHARE = 0.03
 _LEAST_PATIENCE_S = 0.01
 _LEAST_ANSWER_S = 0.005
+_TELLING_RATIO = 4
 _MOST_PLANNED = 64
 
 
@@ -45,7 +48,7 @@ class Decider:
 
     def __init__(self, policy: ReloadPolicy, costs: CostBook, sizes: Sizes) -> None:
         self.costs = costs
-        self._policy = policy
+        self.policy = policy
         self.sizes = sizes
         self._planned: deque[_Planned] = deque(maxlen=_MOST_PLANNED)
         self._num_planned = 0
@@ -58,26 +61,31 @@ class Decider:
             prompt_tokens=num_tokens,
             block_tokens=self.sizes.block_tokens,
             block_bytes=self.sizes.block_bytes,
-            compute=replace(self.costs.compute() or _UNKNOWN_COMPUTE, loaded_byte_s=0.0),
+            compute=self._compute(),
             loads=self.costs.loads(now_s),
             chunk_tokens=self.sizes.chunk_tokens,
             position=num_ready * self.sizes.block_tokens,
             stale=self.costs.stale(now_s),
         )
         try:
-            return leading_blocks(self._policy, request, _UNKNOWN_LOAD)
+            return leading_blocks(self.policy, request, _UNKNOWN_LOAD)
         except Exception:  # noqa: BLE001 - a policy may raise anything, and the request goes on without loads
             _log.exception("the reload policy failed: the prompt is computed")
             return Leading(0, 0.0, 0.0)
 
     def patience_s(self, leading: Leading) -> float:
-        """Return how much longer than computing a load may take before it is given up."""
-        return max(_LEAST_PATIENCE_S, _PATIENCE_SHARE * leading.if_computed_s)
+        """Return how much longer than computing a load may take before it is given up.
+
+        That is little, but twice what the first block was found to take.
+        """
+        gain_s = max(0.0, leading.if_computed_s - leading.ttft_s)
+        usual_s = min(_USUAL * leading.first_s, _GAIN_SHARE * gain_s)
+        return max(_LEAST_PATIENCE_S, _PATIENCE_SHARE * leading.if_computed_s, usual_s)
 
     def answer_s(self, num_tokens: int) -> float:
         """Return how long the answer of shared media may take: a small share of what computing takes."""
-        cost = self.costs.compute() or _UNKNOWN_COMPUTE
-        return max(_LEAST_ANSWER_S, _PATIENCE_SHARE * cost.prefill_s(0, num_tokens, self.sizes.chunk_tokens))
+        cost = self._compute()
+        return max(_LEAST_ANSWER_S, _ANSWER_SHARE * cost.prefill_s(0, num_tokens, self.sizes.chunk_tokens))
 
     def unheard(self, tiers: Sequence[str | None], now_s: float) -> frozenset[str]:
         """Return those of ``tiers`` of which nothing was heard for long, or ever."""
@@ -105,6 +113,20 @@ class Decider:
             if number == told.number and (work.tokens or work.decodes):
                 self.costs.note_step(work, took_s, now_s)
         self._last_s = now_s
+
+    def _compute(self) -> ComputeCost:
+        """Return what computing costs.
+
+        From steps of one size alone nobody can tell what a token takes from what a step takes: then it is
+        the tokens.
+        """
+        cost = replace(self.costs.compute() or _UNKNOWN_COMPUTE, loaded_byte_s=0.0)
+        works = [step.work for step in self.costs.known().steps]
+        sizes = [work.tokens + work.decodes for work in works]
+        if not sizes or max(sizes) >= _TELLING_RATIO * min(sizes):
+            return cost
+        work = max(works, key=lambda work: work.tokens + work.decodes)
+        return ComputeCost(0.0, cost.of(work) / max(sizes), 0.0)
 
     def _learn_loads(self, told: Told) -> None:
         for copy_s in told.copies_s:

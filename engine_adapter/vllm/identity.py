@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine_adapter.engine.request import Mode
 from engine_adapter.vllm.orders import Scope
 from engine_adapter.vllm.settings import AdapterSettings
 from kvstore.errors import ConfigError
@@ -33,7 +34,7 @@ def engine_namespace(
     Reads the weights' files unless their digest is remembered. Raises ``ConfigError`` where it cannot be
     told which weights these are, or for what cannot be cut into blocks that stand for themselves.
     """
-    _refuse_unfit(vllm_config, kv_cache_config)
+    _refuse_unfit(vllm_config, kv_cache_config, settings)
     model, cache = vllm_config.model_config, vllm_config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
     return Namespace(
@@ -66,7 +67,8 @@ class Scopes:
 
     def of(self, request: Any) -> Scope | None:
         """Return a request's scope; ``None``: its prompt is more than tokens, or its adapter unknown."""
-        is_plain = not request.mm_features and request.prompt_embeds is None
+        # A session's prompt may be changed after it was hashed.
+        is_plain = not request.mm_features and request.prompt_embeds is None and not request.resumable
         lora = self._adapter(request.lora_request) if request.lora_request else ""
         if not is_plain or lora is None:
             return None
@@ -155,7 +157,7 @@ def _machine(vllm_config: Any) -> str:
     return f"cpu {platform.machine()} amx={has_tiles} avx512={torch.cpu._is_avx512_supported()}"
 
 
-def _refuse_unfit(vllm_config: Any, kv_cache_config: Any) -> None:
+def _refuse_unfit(vllm_config: Any, kv_cache_config: Any, settings: AdapterSettings) -> None:
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     if parallel.pipeline_parallel_size > 1:
         raise ConfigError("pipeline_parallel_size", "prefixes are not kept with more than 1")
@@ -165,3 +167,5 @@ def _refuse_unfit(vllm_config: Any, kv_cache_config: Any) -> None:
         raise ConfigError("model", "its layers keep caches of several kinds, which are not kept yet")
     if "fp8" in str(cache.cache_dtype) and getattr(cache, "calculate_kv_scales", False):
         raise ConfigError("calculate_kv_scales", "scales differ from start to start: keep them in the model")
+    if "fp8" in str(cache.cache_dtype) and settings.mode == Mode.VERIFY.value:
+        raise ConfigError("mode", "verify compares numbers, and those in fp8 are kept as codes")

@@ -47,8 +47,8 @@ class Load:
         self._ends_s = self._began_s + deadline_s
         self._asked: deque[_Asked] = deque()
         self._arrived_s: dict[int, float] = {}
+        self._come_s: list[float] = []
         self._num_asked = 0
-        self._last_s: deque[float] = deque([self._began_s], maxlen=_GAPS_OF_A_RATE + 1)
         self._is_over = False
         self._keys: Sequence[bytes] = order.keys[rank]
         self._hit: Hit = store.lookup(self._keys)
@@ -96,7 +96,8 @@ class Load:
 
     def _note(self, index: int) -> None:
         """Note when a block came; on a transfer thread."""
-        self._arrived_s[index] = self._store.now_s()
+        self._arrived_s[index] = now_s = self._store.now_s()
+        self._come_s.append(now_s)
         self._woken.set()
 
     def _take(self, asked: _Asked) -> None:
@@ -113,32 +114,37 @@ class Load:
                 block.release()
         self._told().arrived.append(Arrived(asked.tier, asked.asked_s, arrived_s, self._pool.block_bytes))
         self._told().copies_s.append(self._store.now_s() - began_s)
-        self._last_s.append(arrived_s)
         self.num_here += 1
 
     def _loses(self, now_s: float) -> bool:
         """Say whether computing what is not here will come first, or would have."""
         if now_s >= self._ends_s:
             return True
-        worth_s = self.order.worth_s
+        worth_s, patience_s, num_come = self.order.worth_s, self.order.patience_s, self._num_come
         if not worth_s:
             return False
-        if now_s - self._began_s > worth_s[self.num_here] + self.order.patience_s:
+        if now_s - self._began_s > worth_s[num_come] + patience_s:
             return True
-        return self._left_s(now_s) > _GIVEN_UP_IF_SLOWER * (worth_s[-1] - worth_s[self.num_here])
+        return self._left_s(now_s) > _GIVEN_UP_IF_SLOWER * (worth_s[-1] - worth_s[num_come]) + patience_s
 
     def _left_s(self, now_s: float) -> float:
-        """Return how long the rest takes if blocks come as the last few did; 0: too few have come."""
-        if len(self._last_s) <= _GAPS_OF_A_RATE:
+        """Return how long the rest takes if blocks come as the last few did; 0: none has come."""
+        last_s = self._come_s[-_GAPS_OF_A_RATE - 1 :]
+        if not last_s:
             return 0.0
-        gap_s = (self._last_s[-1] - self._last_s[0]) / _GAPS_OF_A_RATE
-        waited_s = now_s - self._last_s[-1]
-        return max(gap_s, waited_s / 2) * (len(self._keys) - self.num_here)
+        gap_s = (last_s[-1] - last_s[0]) / max(1, len(last_s) - 1)
+        waited_s = now_s - last_s[-1]
+        return max(gap_s, waited_s / 2) * (len(self._keys) - self._num_come)
+
+    @property
+    def _num_come(self) -> int:
+        """How many blocks have come, in any order: those before them are next."""
+        return max(self.num_here, len(self._come_s))
 
     def _patience_left_s(self) -> float:
         now_s = self._store.now_s()
         left_s = self._ends_s - now_s
         if self.order.worth_s:
-            due_s = self.order.worth_s[self.num_here] + self.order.patience_s
+            due_s = self.order.worth_s[self._num_come] + self.order.patience_s
             left_s = min(left_s, self._began_s + due_s - now_s)
         return max(0.0005, min(left_s, 0.05))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from engine_adapter.opening import HOST, builtin_registry, open_tiers
-from engine_adapter.serving_config import TierSetup
+from engine_adapter.serving_config import SidecarConfig, TierSetup
+from engine_adapter.sidecar import open_sidecar
 from engine_adapter.vllm.settings import AdapterSettings
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
@@ -25,56 +30,79 @@ _CLOSE_S = 10.0
 _ITEM_BYTES = 2
 
 
-@dataclass(slots=True)
-class _Shared:
+class _Opened(NamedTuple):
     store: BlockStore
-    num_users: int = 0
+    close: Callable[[], None]
 
 
 class OpenStores:
     """Stores of this process by engine. vLLM makes the two sides of a connector apart from each other."""
 
     def __init__(self) -> None:
-        self._stores: dict[str, _Shared] = {}
+        self._opened: dict[str, _Opened] = {}
+        self._num_users: Counter[str] = Counter()
         self._lock = Lock()
 
-    def open(self, engine: str, settings: AdapterSettings, block_bytes: int) -> BlockStore:
-        """Return the engine's store; whoever comes first opens it. Raises ``ConfigError``."""
-        with self._lock:
-            if engine not in self._stores:
-                self._stores[engine] = _Shared(_opened(settings, block_bytes))
-            self._stores[engine].num_users += 1
-            return self._stores[engine].store
+    def open(
+        self, engine: str, settings: AdapterSettings, block_bytes: int, *, is_served: bool = False
+    ) -> BlockStore:
+        """Return the store that the settings tell of, for a worker that comes first.
 
-    def has(self, engine: str) -> bool:
-        """Say whether an engine's store is open in this process."""
-        return engine in self._stores
+        One of this process's own is served to the engine's other processes if it ``is_served``. Raises
+        ``ConfigError``.
+        """
+        return self._used(engine, lambda: _opened(engine, settings, block_bytes, is_served=is_served))
+
+    def join(self, engine: str, settings: AdapterSettings, block_bytes: int) -> BlockStore:
+        """Return the store that a worker has opened, in this process or another. Raises ``ConfigError``."""
+        address = settings.store or f"unix://{_socket_of(engine)}"
+        return self._used(engine, lambda: _connected(address, settings, block_bytes))
 
     def close(self, engine: str) -> None:
         """Part with an engine's store; whoever goes last closes it."""
         with self._lock:
-            shared = self._stores.get(engine)
-            if shared is None:
+            self._num_users[engine] -= 1
+            if self._num_users[engine] > 0:
                 return
-            shared.num_users -= 1
-            if shared.num_users:
-                return
-            del self._stores[engine]
-        shared.store.close(_CLOSE_S)
+            del self._num_users[engine]
+            opened = self._opened.pop(engine, None)
+        if opened is not None:
+            opened.close()
+
+    def _used(self, engine: str, make: Callable[[], _Opened]) -> BlockStore:
+        with self._lock:
+            if engine not in self._opened:
+                self._opened[engine] = make()
+            self._num_users[engine] += 1
+            return self._opened[engine].store
 
 
-def _opened(settings: AdapterSettings, block_bytes: int) -> BlockStore:
+def _opened(engine: str, settings: AdapterSettings, block_bytes: int, *, is_served: bool) -> _Opened:
     if settings.store:
-        return connect(settings.store, settings.token or None, memory_bytes=2 * MOST_ON_WAY * block_bytes)
+        return _connected(settings.store, settings, block_bytes)
+    setups = tuple(_setups(settings))
+    if is_served:
+        sidecar = open_sidecar(SidecarConfig(setups, settings.ttl_s, {}, _socket_of(engine)))
+        _require_all(sidecar.degraded, sidecar.close)
+        return _Opened(sidecar.store, sidecar.close)
     staging_bytes = (MOST_ON_WAY + _STORED_MEANWHILE) * slot_stride(block_bytes)
-    arena = Arena(settings.host_bytes + staging_bytes)
-    clock = Clock()
-    opened = open_tiers(
-        list(_setups(settings)), arena, _ITEM_BYTES, builtin_registry(), clock, whole_blocks_that_fit
-    )
-    for tier, reason in opened.degraded.items():
+    arena, clock = Arena(settings.host_bytes + staging_bytes), Clock()
+    tiers = open_tiers(setups, arena, _ITEM_BYTES, builtin_registry(), clock, whole_blocks_that_fit)
+    store = TieredStore(tiers.specs, arena, clock=clock)
+    close = partial(store.close, _CLOSE_S)
+    _require_all(tiers.degraded, close)
+    return _Opened(store, close)
+
+
+def _connected(address: str, settings: AdapterSettings, block_bytes: int) -> _Opened:
+    store = connect(address, settings.token or None, memory_bytes=2 * MOST_ON_WAY * block_bytes)
+    return _Opened(store, partial(store.close, _CLOSE_S))
+
+
+def _require_all(degraded: Mapping[str, str], close: Callable[[], None]) -> None:
+    for tier, reason in degraded.items():
+        close()
         raise ConfigError(f"{tier}_path", reason)
-    return TieredStore(opened.specs, arena, clock=clock)
 
 
 def _setups(settings: AdapterSettings) -> Iterator[TierSetup]:
@@ -83,3 +111,9 @@ def _setups(settings: AdapterSettings) -> Iterator[TierSetup]:
     if settings.disk_bytes:
         folder = Path(settings.disk_path).expanduser()
         yield TierSetup("disk", settings.disk_bytes, "lru", "through", path=folder)
+
+
+def _socket_of(engine: str) -> Path:
+    """Return where the worker of an engine serves its store; only its own user may connect."""
+    name = blake2b(engine.encode(), digest_size=12).hexdigest()
+    return Path(tempfile.gettempdir()) / f"prefixd-{name}.sock"

@@ -55,12 +55,14 @@ class Step:
     """All orders of one step, and its number.
 
     ``num_failures`` counts the steps with loads that failed of which the scheduler knew when it planned this.
+    An idle one computes nothing.
     """
 
     number: int = 0
     loads: tuple[LoadOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()
     num_failures: int = 0
+    is_idle: bool = False
 
 
 class Arrived(NamedTuple):
@@ -83,7 +85,10 @@ class GivenUp(NamedTuple):
 
 @dataclass(slots=True)
 class Told:
-    """What a worker tells of step ``number``: what came from where, and how long the step waited for it."""
+    """What a worker tells of step ``number``: what came from where, and how long the step waited for it.
+
+    ``stored`` are the keys of blocks that were stored.
+    """
 
     number: int = 0
     arrived: list[Arrived] = field(default_factory=list)
@@ -98,6 +103,7 @@ class Told:
         self.arrived += other.arrived
         self.given_up += other.given_up
         self.copies_s += other.copies_s
+        self.stored += other.stored
         self.waited_s = max(self.waited_s, other.waited_s)
         for name, amount in other.counts.items():
             self.count(name, amount)

@@ -26,7 +26,7 @@ class SchedulerSide:
         self.counts = promiser.counts
         self._base = base
         self._scopes = scopes
-        self._promiser = promiser
+        self.promiser = promiser
         self._decider = promiser.decider
         self._store = promiser.store
         self._announcer = promiser.announcer
@@ -47,12 +47,12 @@ class SchedulerSide:
         tracked = self._tracked(request)
         if tracked is None or tracked.bypasses or request.skip_reading_prefix_cache:
             return 0, False
-        if self._promiser.is_asking(tracked):
+        if self.promiser.is_asking(tracked):
             return None, False
-        promise = self._promiser.promised(tracked, num_computed // self._base.block_tokens)
+        promise = self.promiser.promised(tracked, num_computed // self._base.block_tokens)
         if not (num_blocks := promise.leading.num_blocks):
             return 0, False
-        is_async = self._promiser.is_async(promise, self._base.tp_size)
+        is_async = self.promiser.is_async(promise, self._base.tp_size)
         return num_blocks * self._base.block_tokens, is_async
 
     def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
@@ -60,7 +60,7 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
-        promise = self._promiser.take(request.request_id)
+        promise = self.promiser.take(request.request_id)
         if not num_external or promise is None:
             tracked.bypasses = False
             return
@@ -69,7 +69,7 @@ class SchedulerSide:
             request.request_id,
             tracked.keys_between(first, first + num),
             tuple(block_ids[first : first + num]),
-            self._promiser.is_async(promise, self._base.tp_size),
+            self.promiser.is_async(promise, self._base.tp_size),
             promise.leading.worth_s,
             self._decider.patience_s(promise.leading),
         )
@@ -86,13 +86,13 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         work = work_of((start, start + num) for _, start, num in parts)
         number = self._decider.note_planned(work, self._store.now_s())
-        return Step(number, loads, stores, self._num_failures)
+        return Step(number, loads, stores, self._num_failures, is_idle=not parts)
 
     def note_output(self, finished: Iterable[str], failed_ids: set[int], told: Told) -> None:
         """Note what the workers say of a step that is over."""
         self._num_failures += bool(failed_ids)
         self._decider.note_made(told, self._store.now_s())
-        self._decider.learn_arrivals(self._promiser.prober.arrivals())
+        self._decider.learn_arrivals(self.promiser.prober.arrivals())
         self.counts.add(told.counts)
         if self._announcer is not None:
             self._announcer.stored(told.stored)
@@ -105,12 +105,11 @@ class SchedulerSide:
             if is_failed or not order.is_async or request_id in over:
                 del self._loading[request_id]
                 if tracked is not None:
-                    tracked.bypasses = is_failed
-                    tracked.release()
+                    tracked.loaded(is_failed=is_failed)
 
     def ended(self, request: Any) -> None:
         """Note that a request is finished."""
-        self._promiser.take(request.request_id)
+        self.promiser.take(request.request_id)
         tracked = self._requests.pop(request.request_id, None)
         if tracked is not None:
             tracked.release()
@@ -118,7 +117,7 @@ class SchedulerSide:
     def forget_all(self, generation: str) -> None:
         """Find nothing any more that was stored before; ``generation`` is a new one."""
         self._scopes.generation = generation
-        self._promiser.clear()
+        self.promiser.clear()
         for tracked in self._requests.values():
             tracked.release()
         self._requests.clear()
@@ -135,7 +134,7 @@ class SchedulerSide:
         """Give all leases back, and keep what was learnt of costs."""
         for tracked in self._requests.values():
             tracked.release()
-        self._promiser.prober.close()
+        self.promiser.prober.close()
         self._kept.write(self._decider.costs.known())
 
     def _tracked(self, request: Any) -> Tracked | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine_adapter.engine.request import Mode
 from kvstore.errors import ConfigError
+from kvstore.retention import MAX_LIFETIME_S
 
 _CACHE = Path("~/.cache/prefixd")
 
@@ -68,6 +69,10 @@ class AdapterSettings:
         }.items():
             if not _is_number(getattr(self, name)) or getattr(self, name) < least:
                 raise ConfigError(name, f"must be a number of at least {least}")
+        if self.verify_share > 1:
+            raise ConfigError("verify_share", "must be at most 1")
+        if self.ttl_s is not None and not (_is_number(self.ttl_s) and 0 < self.ttl_s <= MAX_LIFETIME_S):
+            raise ConfigError("ttl_s", f"must be above 0 and at most {MAX_LIFETIME_S} seconds, or unset")
         if not self.store and not self.host_bytes and not self.disk_bytes:
             raise ConfigError("host_bytes", "without a store at least one tier needs room")
 

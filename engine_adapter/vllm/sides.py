@@ -24,17 +24,24 @@ from kvstore.errors import ConfigError
 from kvstore.namespace import Namespace
 from kvstore.registry import Kind
 
+_IN_THIS_PROCESS = "uni"
+_ON_ONE_MACHINE = {_IN_THIS_PROCESS, "mp"}
+
 
 def open_worker_side(
     stores: OpenStores, vllm_config: Any, pool: Pool, settings: AdapterSettings
 ) -> WorkerSide:
     """Open the store, and return the side of one worker. Raises ``ConfigError``."""
     parallel = vllm_config.parallel_config
-    size = int(parallel.tensor_parallel_size)
-    if size > 1 and not settings.is_shared:
-        raise ConfigError("store", "with tensor parallelism its ranks need a server: run `prefixd serve`")
-    store = stores.open(str(vllm_config.kv_transfer_config.engine_id), settings, pool.block_bytes)
-    return WorkerSide(store, pool, int(parallel.rank) % size, settings)
+    size, backend = int(parallel.tensor_parallel_size), str(parallel.distributed_executor_backend)
+    rank, engine = int(parallel.rank) % size, str(vllm_config.kv_transfer_config.engine_id)
+    if backend not in _ON_ONE_MACHINE and not settings.is_shared:
+        raise ConfigError("store", f"workers by {backend} may be on several machines: run `prefixd serve`")
+    if rank:
+        return WorkerSide(stores.join(engine, settings, pool.block_bytes), pool, rank, settings)
+    is_served = backend != _IN_THIS_PROCESS
+    store = stores.open(engine, settings, pool.block_bytes, is_served=is_served)
+    return WorkerSide(store, pool, rank, settings)
 
 
 def open_scheduler_side(
@@ -49,9 +56,7 @@ def open_scheduler_side(
     namespace = engine_namespace(vllm_config, kv_cache_config, settings, version)
     sizes = _sizes(vllm_config, kv_cache_config, namespace)
     engine = str(vllm_config.kv_transfer_config.engine_id)
-    if not settings.is_shared and not stores.has(engine):
-        raise ConfigError("store", "vLLM's worker is a process of its own: run `prefixd serve`")
-    store = stores.open(engine, settings, sizes.block_bytes)
+    store = stores.join(engine, settings, sizes.block_bytes)
     kept = _cost_file(namespace, settings)
     memory_tier = None if settings.is_shared else HOST
     costs = CostBook(sizes.block_bytes, memory_tier, kept.read(), sizes.chunk_tokens)

@@ -64,6 +64,13 @@ class Tracked:
         if start < end:
             yield start, end
 
+    def loaded(self, *, is_failed: bool) -> None:
+        """Note that a load is over. After one that failed nothing is loaded once, and all is offered anew."""
+        self.bypasses = is_failed
+        if is_failed:
+            self.present.clear()
+        self.release()
+
     def release(self) -> None:
         """Give back the leases that are held for this request; idempotent."""
         for hit in self.hits:

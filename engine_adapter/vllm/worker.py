@@ -14,6 +14,8 @@ from kvstore.errors import StoreClosedError
 from kvstore.interface import BlockStore
 
 _COMPARE_S = 1.0
+_IDLE_S = 0.01
+_LOOK_S = 0.002
 # Rounding depends on how a prompt was cut into steps; another block's numbers differ by as much as they are.
 _TOLERANCE = 0.05
 
@@ -28,6 +30,7 @@ class WorkerSide:
         self._settings = settings
         self._loads: dict[str, Load] = {}
         self._unbegun: set[str] = set()
+        self._is_idle = False
         self._failed: set[int] = set()
         self._num_failures = 0
         self._told = Told()
@@ -41,7 +44,7 @@ class WorkerSide:
             load = faults.caught(partial(self._begun, order), None)
             if load is None:
                 self._note_failed(order, 0)
-                self._unbegun.add(order.request_id)
+                self._unbegun.update([order.request_id] if order.is_async else [])
             elif order.is_async:
                 self._loads[order.request_id] = load
             else:
@@ -54,6 +57,7 @@ class WorkerSide:
     def store_blocks(self, step: Step) -> None:
         """Store what a step has computed, unless it may have computed with blocks that failed to load."""
         self._told.number = step.number
+        self._is_idle = step.is_idle
         if self._failed or step.num_failures < self._num_failures:
             return
         for order in step.stores:
@@ -62,6 +66,9 @@ class WorkerSide:
     def finished_loads(self, ended: set[str], faults: Faults) -> set[str]:
         """Return the requests whose loads are over since the last call; those of ``ended`` are given up."""
         over, self._unbegun = self._unbegun, set()
+        if self._is_idle and self._loads and not over and not ended:
+            # vLLM has nothing else to do, and its asking again and again keeps the loads from coming.
+            self._await_loads(faults)
         for request_id, load in list(self._loads.items()):
             if request_id in ended:
                 load.give_up()
@@ -91,6 +98,15 @@ class WorkerSide:
         for load in self._loads.values():
             load.give_up()
         self._loads.clear()
+
+    def _await_loads(self, faults: Faults) -> None:
+        """Wait a moment, at most until a load is over."""
+        ends_s = self._store.now_s() + _IDLE_S
+        while (left_s := ends_s - self._store.now_s()) > 0:
+            if any(faults.caught(load.advance, True) for load in self._loads.values()):
+                return
+            self._woken.wait(min(left_s, _LOOK_S))
+            self._woken.clear()
 
     def _begun(self, order: LoadOrder) -> Load:
         deadline_s = self._settings.load_deadline_s

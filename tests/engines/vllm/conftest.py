@@ -1,4 +1,4 @@
-"""What the tests of the vLLM connector share. ``make test-vllm`` says which interpreter has vLLM."""
+"""What the tests of the vLLM connector share. ``make test-vllm`` runs them beside vLLM."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,6 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.tiny_model import write_tiny_model
-
-PYTHON = os.environ.get("PREFIXD_VLLM_PYTHON", "")
-collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("script.py")
@@ -43,16 +41,16 @@ def run_vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         do: Sequence[dict[str, Any]],
         connector: dict[str, Any] | None = None,
         *,
-        folder_of: Path | None = None,
+        events: str = "",
         **options: Any,
     ) -> list[Any]:
         out = folder / f"{len(list(folder.iterdir()))}.json"
         told = {
-            "model": str(folder_of or model), "do": list(do), "connector": connector, "options": options,
-            "out": str(out),
+            "model": str(model), "do": list(do), "connector": connector, "options": options,
+            "out": str(out), "events": events,
         }  # fmt: skip
         done = subprocess.run(
-            [PYTHON, str(SCRIPT)], input=json.dumps(told), text=True, env=os.environ | ENVIRONMENT,
+            [sys.executable, str(SCRIPT)], input=json.dumps(told), text=True, env=os.environ | ENVIRONMENT,
             capture_output=True, timeout=500, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]

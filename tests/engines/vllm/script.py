@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import zmq
 from vllm import LLM, SamplingParams
-from vllm.config import KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 
@@ -29,12 +32,42 @@ def main() -> None:
         "dtype": "bfloat16", "max_model_len": 2048, "max_num_batched_tokens": 2048, "enforce_eager": True,
         "skip_tokenizer_init": True, "disable_log_stats": False, "kv_transfer_config": transfer,
     }  # fmt: skip
+    heard = None
+    if told.get("events"):
+        options["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=told["events"].replace("127.0.0.1", "*"),
+            topic="",
+        )
+        heard = _listener(told["events"])
     llm = LLM(told["model"], **options | told.get("options", {}))
-    results = [_done(llm, each) for each in told["do"]]
+    results = [_done(llm, each, heard) for each in told["do"]]
     Path(told["out"]).write_text(json.dumps(results), encoding="utf-8")
 
 
-def _done(llm: LLM, action: dict[str, Any]) -> Any:
+def _listener(endpoint: str) -> Any:
+    listener = zmq.Context.instance().socket(zmq.SUB)
+    listener.connect(endpoint)
+    listener.setsockopt(zmq.SUBSCRIBE, b"")
+    return listener
+
+
+def _events(listener: Any, wait_s: float) -> list[dict[str, Any]]:
+    """Return what was published: each event's kind, medium, and hashes."""
+    events = []
+    while listener.poll(wait_s * 1000):
+        batch = msgspec.msgpack.decode(listener.recv_multipart()[-1], type=KVEventBatch)
+        for event in batch.events:
+            hashes = [str(each) for each in getattr(event, "block_hashes", [])]
+            kind = type(event).__name__
+            events.append({"kind": kind, "medium": getattr(event, "medium", None), "hashes": hashes})
+    return events
+
+
+def _done(llm: LLM, action: dict[str, Any], heard: Any) -> Any:
+    if "events" in action:
+        return _events(heard, action["events"])
     if "reset" in action:
         return llm.llm_engine.reset_prefix_cache(reset_connector=action["reset"] == "all")
     prompts = []

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, MLP, VOCAB = 256, 4, 8, 2, 32, 512, 512
 
@@ -47,4 +50,15 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    _write_tokenizer(folder)
     return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write one that knows a word for each token: ``w7`` is token 7."""
+    words = {f"w{number}": number for number in range(VOCAB)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "eos_token": "w2"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts), encoding="utf-8")

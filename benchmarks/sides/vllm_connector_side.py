@@ -25,8 +25,8 @@ class ConnectedVllm:
 
     def __init__(self, model: str, settings: str) -> None:
         # It prints as it is imported, and lives in an environment of its own.
-        from vllm import LLM, SamplingParams  # noqa: PLC0415
-        from vllm.config import KVTransferConfig  # noqa: PLC0415
+        from vllm import LLM, SamplingParams  # noqa: PLC0415 - as above
+        from vllm.config import KVTransferConfig  # noqa: PLC0415 - as above
 
         self._line = MoodyLine()
         slow_disks(self._line)

@@ -15,7 +15,7 @@ from lmcache.v1.platform import create_event_notifier
 from engine_adapter.lmcache.closeness import is_close
 from engine_adapter.lmcache.faults import Faults
 from engine_adapter.lmcache.holdings import Holding, Holdings
-from engine_adapter.lmcache.identity import Layout, layout_of, layout_of_object
+from engine_adapter.lmcache.identity import layout_of, layout_of_object
 from engine_adapter.lmcache.measured import MEASURED
 from engine_adapter.lmcache.opening import capacity_bytes, open_store
 from engine_adapter.lmcache.second_tier import Chunk, Kept, SecondTier
@@ -208,11 +208,7 @@ class PrefixdL2Adapter(L2AdapterInterface):
 
 def _chunk(wanted: _Wanted) -> Chunk:
     data = memoryview(wanted.memory.byte_array).cast("B")
-    return Chunk(wanted.key, _layout(wanted), data)
-
-
-def _layout(wanted: _Wanted) -> Layout:
-    return layout_of_object(wanted.memory)
+    return Chunk(wanted.key, layout_of_object(wanted.memory), data)
 
 
 def _num_workers_for(objects: Sequence[Any]) -> int:

@@ -103,7 +103,8 @@ class SecondTier:
         place = self.place(chunk.key, chunk.layout)
         if place is None or self._mode in {Mode.OFF, Mode.OBSERVE}:
             return False
-        tier = self.locks.tier_of(chunk.key)
+        # What loading costs is of use only beside what computing costs.
+        tier = self.locks.tier_of(chunk.key) if self.prefill_tokens_per_s else None
         asked = None if tier is None else self.costs.ask(tier, len(chunk.data))
         has_arrived = False
         try:

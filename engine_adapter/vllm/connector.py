@@ -173,9 +173,8 @@ class PrefixdConnector(KVConnectorBase_V1):
         return PrefixdMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def reset_cache(self) -> bool | None:
-        if self.scheduler_side is not None:
-            self.scheduler_side.forget_all(secrets.token_hex(8))
-        return True
+        side = self.scheduler_side
+        return self._faults.caught(lambda: side is None or side.forget_all(secrets.token_hex(8)), False)
 
     def shutdown(self) -> None:
         if self._worker is not None:

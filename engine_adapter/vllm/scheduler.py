@@ -114,8 +114,8 @@ class SchedulerSide:
         if tracked is not None:
             tracked.release()
 
-    def forget_all(self, generation: str) -> None:
-        """Find nothing any more that was stored before; ``generation`` is a new one."""
+    def forget_all(self, generation: str) -> bool:
+        """Find nothing any more that was stored before; ``generation`` is a new one. Returns ``True``."""
         self._scopes.generation = generation
         self.promiser.clear()
         for tracked in self._requests.values():
@@ -125,6 +125,7 @@ class SchedulerSide:
             self._announcer.cleared()
         if not self._settings.is_shared:
             self._store.clear()
+        return True
 
     def take_events(self) -> Sequence[Event]:
         """Return what became of blocks since the last call."""

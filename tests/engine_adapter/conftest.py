@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from backends.copies import Copies
+from backends.faulty import Fault
 from engine_adapter.engine.attention import AttentionBackend
 from engine_adapter.engine.config import EngineConfig
 from engine_adapter.engine.costs import CostBook
@@ -45,7 +46,9 @@ from tests.engine_adapter.rig import (
     Rig,
     clean_run,
     host_tier,
+    slow_tier,
 )
+from tests.engine_adapter.vllm_rig import OpenVllm, Vllm
 
 
 @pytest.fixture(scope="session")
@@ -150,3 +153,27 @@ def make_rig(
         assert rig.engine.close(10)
         rig.store.close(10)
         rig.arena.close()
+
+
+@pytest.fixture
+def open_vllm(tmp_path: Path) -> Iterator[OpenVllm]:
+    """Open a stand-in for vLLM with a store of its own: in memory, or behind a medium that may fail."""
+    stores: list[TieredStore] = []
+
+    def opened(
+        script: Sequence[Fault] | None = None,
+        *,
+        store: TieredStore | None = None,
+        ranks: int = 1,
+        **given: Any,
+    ) -> Vllm:
+        if store is None:
+            arena = Arena(2**24)
+            tiers = [host_tier(arena, 2**23)] if script is None else slow_tier(script)(arena)
+            store = TieredStore(tiers, arena, StoreConfig(audit_share=1.0))
+            stores.append(store)
+        return Vllm(store, tmp_path, given, ranks)
+
+    yield opened
+    for store in stores:
+        store.close()

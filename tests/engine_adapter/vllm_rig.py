@@ -6,7 +6,7 @@ What a block should hold follows from the tokens up to its end alone, so a wrong
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -38,6 +38,9 @@ from policies.reload import AlwaysLoad, Measured
 BLOCK = 4
 NUM_LAYERS, HEADS, NUMBERS = 2, 3, 8
 NUM_BLOCKS = 64
+PROMPT = list(range(3, 3 + 42))
+WHOLE = 40
+"""Tokens of its whole blocks."""
 _numbers = count()
 
 
@@ -225,3 +228,7 @@ class Vllm:
         for caches in self.caches:
             for cache in caches.values():
                 cache.fill_(7)
+
+
+OpenVllm = Callable[..., Vllm]
+"""Opens one: ``(script=None, *, store=None, ranks=1, **settings)``."""

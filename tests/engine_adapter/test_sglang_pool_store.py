@@ -140,6 +140,15 @@ def test_ends_of_prompts_are_evicted_before_their_beginnings() -> None:
     small.close()
 
 
+def test_a_page_is_stored_after_the_one_before_it(store: TieredStore) -> None:
+    put(pool_store(store), 2, before=["first", "second"])
+    names = scoped(KIND.namespace, ["second", *keys(2)])
+    hit = store.lookup(names[1:])
+    assert [record.parent for record in hit.records] == names[:2]
+    assert [record.first_token for record in hit.records] == [8, 12]
+    hit.release()
+
+
 def test_mode_off_stores_nothing_and_finds_nothing(store: TieredStore) -> None:
     put(pool_store(store), 2)
     off = pool_store(store, mode="off")

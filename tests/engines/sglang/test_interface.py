@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
+from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+from sglang.srt.server_args import ServerArgs
 
 from engine_adapter.sglang import PrefixdHiCache
+from engine_adapter.sglang.identity import scoped
 from kvstore.errors import ConfigError
 from tests.engines.sglang.rig import PAGE_TOKENS, mha_pool, mla_pool
 from tests.eventually import eventually
@@ -57,9 +62,18 @@ def test_every_method_has_the_arguments_that_sglang_gives() -> None:
         assert list(inspect.signature(getattr(PrefixdHiCache, name)).parameters) == wanted, name
 
 
-def test_sglang_s_factory_makes_it_from_the_documented_configuration(cache: Path) -> None:
-    door = {"backend_name": "prefixd", "module_path": "engine_adapter.sglang", "class_name": "PrefixdHiCache"}
-    made = StorageBackendFactory.create_backend("dynamic", config(cache, door), mha_pool())
+def test_the_documented_command_is_one(cache: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
+    command = page.partition("-m sglang.launch_server ")[2].partition("```")[0].replace("\\\n", " ")
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    given = parser.parse_args(shlex.split(command))
+    assert given.hicache_storage_backend == "dynamic"
+    extra, *_, passes_prefix = HybridCacheController.parse_storage_backend_extra_config(
+        given.hicache_storage_backend_extra_config
+    )
+    assert passes_prefix
+    made = StorageBackendFactory.create_backend("dynamic", config(cache, extra), mha_pool())
     assert isinstance(made, PrefixdHiCache)
 
 
@@ -74,6 +88,9 @@ def test_pages_given_as_tensors(cache: Path) -> None:
     assert torch.equal(target, page)
     assert backend.batch_get(KEYS, [torch.zeros_like(page) for _ in KEYS])[2] is None
     assert backend.get(KEYS[2], target) is None
+    strided = torch.stack([page, page + 1], dim=1)[:, 1]
+    assert backend.set(KEYS[2], strided)
+    assert torch.equal(backend.get(KEYS[2], target), strided)
     backend.close()
 
 
@@ -138,6 +155,9 @@ def test_pages_are_stored_after_those_before_them(cache: Path) -> None:
     before = HiCacheStorageExtraInfo(prefix_keys=KEYS[:2])
     assert backend.batch_set_v1(KEYS[2:], places, before) == [True]
     assert backend.batch_exists(KEYS[2:], before) == 1
+    parent, own = scoped(backend._pools.kv._kind.namespace, KEYS[1:])
+    (record,) = backend._pools._store.lookup([own]).records
+    assert (record.parent, record.first_token) == (parent, 2 * PAGE_TOKENS)
     backend.close()
 
 

@@ -73,6 +73,7 @@ class Driven:
     """An adapter, driven as LMCache's controllers drive theirs."""
 
     def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
         self.adapter = PrefixdL2Adapter(params)
         self.heard = Heard()
         self.adapter.register_listener(self.heard)

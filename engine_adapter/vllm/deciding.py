@@ -51,13 +51,14 @@ class Decider:
         self.policy = policy
         self.sizes = sizes
         self._planned: deque[_Planned] = deque(maxlen=_MOST_PLANNED)
+        self._silent: set[str] = set()
         self._num_planned = 0
         self._last_s = 0.0
 
     def decide(self, tiers: Sequence[str | None], num_ready: int, num_tokens: int, now_s: float) -> Leading:
         """Return how many blocks to load behind the first ``num_ready``; 0 if the policy fails."""
         request = PlanRequest(
-            tiers=[*([READY] * num_ready), *tiers[num_ready:]],
+            tiers=[*([READY] * num_ready), *map(self._heard, tiers[num_ready:])],
             prompt_tokens=num_tokens,
             block_tokens=self.sizes.block_tokens,
             block_bytes=self.sizes.block_bytes,
@@ -89,13 +90,14 @@ class Decider:
 
     def unheard(self, tiers: Sequence[str | None], now_s: float) -> frozenset[str]:
         """Return those of ``tiers`` of which nothing was heard for long, or ever."""
-        known = self.costs.loads(now_s).keys() - self.costs.stale(now_s)
+        known = self.costs.loads(now_s).keys() - self.costs.stale(now_s) - self._silent
         return frozenset(tier for tier in tiers if tier is not None and tier not in known)
 
     def learn_arrivals(self, arrivals: Mapping[str, Sequence[Arrival]]) -> None:
         """Take blocks in that were loaded to learn what that takes."""
         for tier, arrived in arrivals.items():
             self.costs.learn_arrivals(tier, arrived)
+        self._silent -= arrivals.keys()
 
     def note_planned(self, work: Work, now_s: float) -> int:
         """Note that a step is about to be made; returns its number."""
@@ -139,6 +141,11 @@ class Decider:
         for number, lost in enumerate(told.given_up):
             self.costs.asked(lost.tier, number, lost.asked_s)
             self.costs.given_up(lost.tier, number, lost.given_up_s)
+        self._silent |= {lost.tier for lost in told.given_up} - arrivals.keys()
+
+    def _heard(self, tier: str | None) -> str | None:
+        """Return a tier, unless costs are weighed and it has let a load down and not been heard of since."""
+        return None if self.policy.weighs_costs and tier in self._silent else tier
 
 
 def work_of(parts: Iterable[tuple[int, int]]) -> Work:

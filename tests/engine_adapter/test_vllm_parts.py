@@ -25,6 +25,7 @@ from kvstore.errors import ConfigError
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
 from policies.cost_model import Work
+from policies.lines import Arrival
 from policies.reload import Measured
 from tests.engine_adapter.rig import host_tier, slow_tier
 from tests.engine_adapter.vllm_rig import BLOCK, request
@@ -211,6 +212,15 @@ def test_a_tier_that_stalls_is_not_loaded_from_any_more() -> None:
         made.note_made(Told(given_up=lost), at_s + 1.0)
     assert made.decide(["disk"] * 9, 0, 100, 38.0).num_blocks == 0
     assert made.unheard(["disk", None], 60.0) == {"disk"}
+
+
+def test_a_tier_that_lets_one_load_down_is_probed_before_the_next() -> None:
+    made = decider()
+    made.note_made(Told(given_up=[GivenUp("disk", 1.0, 2.0, 100)]), 2.0)
+    assert made.decide(["disk"] * 9, 0, 100, 3.0).num_blocks == 0
+    assert made.unheard(["disk"] * 9, 3.0) == {"disk"}
+    made.learn_arrivals({"disk": [Arrival(3.0, 3.001, 100)]})
+    assert made.decide(["disk"] * 9, 0, 100, 4.0).num_blocks == 9
 
 
 def test_the_work_of_a_step_is_that_of_its_requests() -> None:

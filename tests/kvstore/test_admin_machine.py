@@ -13,41 +13,19 @@ from kvstore.admin.outcome import Kind, Outcome
 from kvstore.admin.selection import BlockFilter
 from kvstore.errors import PinBudgetError
 from kvstore.leases import Hit
-from kvstore.namespace import Namespace, salt_digest
-from kvstore.registry import Kind as PluginKind
+from kvstore.namespace import salt_digest
 from kvstore.retention import Lifetime, Retention, TenantRule
 from kvstore.seams import EvictionPolicy
 from kvstore.store import StoreConfig
 from kvstore.tier import WriteMode
-from policies.builtin import BUILTIN
-from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, Rig
+from tests.kvstore.conftest import BLOCK_BYTES, Rig
+from tests.kvstore.prompt_trees import NUM_NODES, TIERS, key, namespace, nodes, policies, prefix
 
 NUM_TENANTS = 2
-NUM_NODES = 15
-"""Of each tenant's prompts: a tree in which node n follows node n // 2."""
-TIERS = {"host": 6, "disk": 12}
 UNIT = BLOCK_BYTES + 192
 
 tenants = st.integers(0, NUM_TENANTS - 1)
-nodes = st.integers(1, NUM_NODES)
 tier_names = st.sampled_from(list(TIERS))
-policies = [(name, factory) for kind, name, factory in BUILTIN if kind is PluginKind.EVICTION]
-
-
-def namespace(tenant: int) -> Namespace:
-    return NAMESPACE.with_salt(f"tenant {tenant}")
-
-
-def key(tenant: int, node: int) -> bytes:
-    return bytes([0x80, tenant]) + node.to_bytes(14, "big")
-
-
-def prefix(tenant: int, node: int) -> list[bytes]:
-    path = []
-    while node:
-        path.append(key(tenant, node))
-        node //= 2
-    return path[::-1]
 
 
 few = st.one_of(

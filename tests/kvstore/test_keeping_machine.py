@@ -12,41 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kvstore.errors import BackendError, PinBudgetError
 from kvstore.leases import Hit
 from kvstore.making_room import Room
-from kvstore.namespace import Namespace, salt_digest
-from kvstore.registry import Kind
+from kvstore.namespace import salt_digest
 from kvstore.retention import Retention, TenantRule
 from kvstore.seams import EvictionPolicy
 from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import WriteMode
-from policies.builtin import BUILTIN
-from tests.kvstore.conftest import BLOCK_BYTES, NAMESPACE, Rig
+from tests.kvstore.conftest import BLOCK_BYTES, Rig
+from tests.kvstore.prompt_trees import TIERS, key, namespace, nodes, policies, prefix
 
 NUM_TENANTS = 3
-NUM_NODES = 15
-"""Of each tenant's prompts: a tree in which node n follows node n // 2."""
-TIERS = {"host": 6, "disk": 12}
 
 tenants = st.integers(0, NUM_TENANTS - 1)
-nodes = st.integers(1, NUM_NODES)
 some_tiers = st.sampled_from([None, ["host"], ["disk"]])
 some_quotas = st.dictionaries(st.sampled_from(list(TIERS)), st.integers(0, 8))
-policies = [(name, factory) for kind, name, factory in BUILTIN if kind is Kind.EVICTION]
-
-
-def namespace(tenant: int) -> Namespace:
-    return NAMESPACE.with_salt(f"tenant {tenant}")
-
-
-def key(tenant: int, node: int) -> bytes:
-    return bytes([0x80, tenant]) + node.to_bytes(14, "big")
-
-
-def prefix(tenant: int, node: int) -> list[bytes]:
-    path = []
-    while node:
-        path.append(key(tenant, node))
-        node //= 2
-    return path[::-1]
 
 
 class Keeping(RuleBasedStateMachine):

@@ -21,6 +21,7 @@ class Faults:
 
     def __init__(self, log: logging.Logger, now_s: Callable[[], float] = time.monotonic) -> None:
         self.num = 0
+        self._num_taken = 0
         self._log = log
         self._now_s = now_s
         self._told_s = float("-inf")
@@ -45,3 +46,9 @@ class Faults:
                 return
             num, self._num_untold, self._told_s = self._num_untold, 0, now_s
         self._log.error("prefixd: %d errors were made into misses; the latest", num, exc_info=error)
+
+    def take(self) -> int:
+        """Return how many there were since the last call."""
+        with self._lock:
+            num, self._num_taken = self.num - self._num_taken, self.num
+        return num

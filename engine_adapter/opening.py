@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from backends.builtin import register_builtin as register_backends
@@ -53,6 +54,14 @@ def open_tiers(
         except BackendError as error:
             opened.degraded[setup.name] = f"runs without this tier: {error.reason}"
     return opened
+
+
+def memory_and_disk(host_bytes: int, disk_bytes: int, disk_path: Path) -> Iterator[TierSetup]:
+    """Yield the tiers that a foreign engine's process has of its own; 0 bytes: none."""
+    if host_bytes:
+        yield TierSetup(HOST, host_bytes, "lru", "through")
+    if disk_bytes:
+        yield TierSetup("disk", disk_bytes, "lru", "through", path=disk_path)
 
 
 def host_bytes_of(setups: Sequence[TierSetup]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,8 +13,8 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
+from engine_adapter.faults import Faults
 from engine_adapter.lmcache.closeness import is_close
-from engine_adapter.lmcache.faults import Faults
 from engine_adapter.lmcache.holdings import Holding, Holdings
 from engine_adapter.lmcache.identity import layout_of, layout_of_object
 from engine_adapter.lmcache.measured import MEASURED
@@ -22,6 +23,8 @@ from engine_adapter.lmcache.second_tier import Chunk, Kept, SecondTier
 from engine_adapter.lmcache.settings import AdapterSettings
 from engine_adapter.lmcache.tasks import Tasks
 from kvstore.statistics import State
+
+_log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 _BYTES_FOR_A_WORKER = 4 << 20
@@ -43,7 +46,7 @@ class PrefixdL2Adapter(L2AdapterInterface):
         settings = AdapterSettings.parse(params)
         super().__init__(max_capacity_bytes=capacity_bytes(settings))
         self._settings = settings
-        self._faults = Faults()
+        self._faults = Faults(_log)
         self._store = open_store(settings)
         self._tier = SecondTier(self._store, settings, __version__, is_close)
         self._holdings = Holdings[Any](self._tier.are_here)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from backends.redis_address import RedisAddress
 from engine_adapter.lmcache.settings import AdapterSettings
-from engine_adapter.opening import HOST, builtin_registry, open_tiers
+from engine_adapter.opening import builtin_registry, memory_and_disk, open_tiers
 from engine_adapter.serving_config import TierSetup
 from kvstore.arena import Arena
 from kvstore.clock import Clock
@@ -38,11 +38,8 @@ def capacity_bytes(settings: AdapterSettings) -> int:
 
 
 def _setups(settings: AdapterSettings) -> Iterator[TierSetup]:
-    if settings.host_bytes:
-        yield TierSetup(HOST, settings.host_bytes, "lru", "through")
-    if settings.disk_bytes:
-        folder = Path(settings.disk_path).expanduser()
-        yield TierSetup("disk", settings.disk_bytes, "lru", "through", path=folder)
+    folder = Path(settings.disk_path).expanduser()
+    yield from memory_and_disk(settings.host_bytes, settings.disk_bytes, folder)
     if settings.redis_url:
         address = RedisAddress.parse(settings.redis_url)
         yield TierSetup("redis", settings.redis_bytes, "lru", "through", address=address)

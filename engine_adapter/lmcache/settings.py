@@ -3,56 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.engine.request import Mode
+from engine_adapter.foreign_settings import is_number, parsed, setting
 from kvstore.errors import ConfigError
-
-
-def _setting(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
     """Where chunks are kept, and how far they are trusted. Each field's meaning stands beside it."""
 
-    store: str = _setting(
+    store: str = setting(
         "",
         "Address of a server that `prefixd serve` runs: `unix:///path` on this machine, `http://host:port` "
         "elsewhere. Without one, tiers of this process's own.",
     )
-    token: str = _setting("", "Token for that server, where it wants one.")
-    mode: str = _setting(
+    token: str = setting("", "Token for that server, where it wants one.")
+    mode: str = setting(
         "serve",
         "`serve` loads and stores; `verify` does, but finds nothing for a share of the lookups and compares "
         "what the engine stores then; `observe` stores and counts only; `off` does nothing.",
     )
-    host_bytes: int = _setting(4 << 30, "Memory of this process for chunks, without a `store`; 0: none.")
-    disk_bytes: int = _setting(0, "Disk space for chunks, without a `store`; 0: none.")
-    disk_path: str = _setting(
+    host_bytes: int = setting(4 << 30, "Memory of this process for chunks, without a `store`; 0: none.")
+    disk_bytes: int = setting(0, "Disk space for chunks, without a `store`; 0: none.")
+    disk_path: str = setting(
         "~/.cache/prefixd/lmcache-blocks", "Folder of those; one server at a time uses it."
     )
-    redis_url: str = _setting("", "A Redis or Valkey server for chunks, without a `store`; empty: none.")
-    redis_bytes: int = _setting(64 << 30, "How much of that server's memory our own chunks may take.")
-    staging_bytes: int = _setting(
+    redis_url: str = setting("", "A Redis or Valkey server for chunks, without a `store`; empty: none.")
+    redis_bytes: int = setting(64 << 30, "How much of that server's memory our own chunks may take.")
+    staging_bytes: int = setting(
         512 << 20,
         "Memory beside `host_bytes` for what is on its way; with a `store`, for what is. A few chunks must "
         "fit.",
     )
-    chunk_tokens: int = _setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.")
-    weights: str = _setting(
+    chunk_tokens: int = setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.")
+    weights: str = setting(
         "",
         "What tells these weights from others of the same name, in words of your own. LMCache knows a model "
         "by its name alone.",
     )
-    num_workers: int = _setting(4, "Threads that copy chunks in, and as many that copy them out.")
-    lookup_deadline_s: float = _setting(1.0, "Longest wait for media that have to be asked, as Redis is.")
-    load_deadline_s: float = _setting(10.0, "Longest wait for a chunk; what has not come is a miss.")
-    verify_share: float = _setting(0.05, "Share of the lookups that mode `verify` has computed again.")
-    ttl_s: float | None = _setting(None, "Life of a chunk from its last use on; unset: the store's own.")
-    prefill_tokens_per_s: float = _setting(
+    num_workers: int = setting(4, "Threads that copy chunks in, and as many that copy them out.")
+    lookup_deadline_s: float = setting(1.0, "Longest wait for media that have to be asked, as Redis is.")
+    load_deadline_s: float = setting(10.0, "Longest wait for a chunk; what has not come is a miss.")
+    verify_share: float = setting(0.05, "Share of the lookups that mode `verify` has computed again.")
+    ttl_s: float | None = setting(None, "Life of a chunk from its last use on; unset: the store's own.")
+    prefill_tokens_per_s: float = setting(
         0.0,
         "How fast the engine computes prompts. With the prefetch policy `prefixd`, chunks that would come "
         "later than that are left to it; 0: not known, all are loaded.",
@@ -64,10 +61,10 @@ class AdapterSettings:
         for name in ("host_bytes", "disk_bytes", "redis_bytes"):
             self._require(name, self._is_count(name) and getattr(self, name) >= 0, "a number of bytes")
         for name in ("lookup_deadline_s", "load_deadline_s", "verify_share", "prefill_tokens_per_s"):
-            self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
+            self._require(name, is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
         self._require("verify_share", self.verify_share <= 1, "at most 1")
         ttl_s = self.ttl_s
-        self._require("ttl_s", ttl_s is None or (_is_number(ttl_s) and ttl_s > 0), "more than 0")
+        self._require("ttl_s", ttl_s is None or (is_number(ttl_s) and ttl_s > 0), "more than 0")
         modes = [mode.value for mode in Mode]
         self._require("mode", self.mode in modes, f"one of {', '.join(modes)}")
         has_tier = bool(self.store or self.host_bytes or self.disk_bytes or self.redis_url)
@@ -76,13 +73,7 @@ class AdapterSettings:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AdapterSettings:
         """Return the settings that ``adapter_params`` names. Raises ``ConfigError``."""
-        known = {each.name: each for each in fields(cls)}
-        for name, value in given.items():
-            if name not in known:
-                raise ConfigError(name, f"is no setting; there are {', '.join(known)}")
-            if isinstance(known[name].default, str) and not isinstance(value, str):
-                raise ConfigError(name, "must be a text")
-        return cls(**given)
+        return parsed(cls, given)
 
     def _is_count(self, name: str) -> bool:
         return type(getattr(self, name)) is int
@@ -90,7 +81,3 @@ class AdapterSettings:
     def _require(self, name: str, is_right: bool, wanted: str) -> None:
         if not is_right:
             raise ConfigError(name, f"must be {wanted}, not {getattr(self, name)!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_adapter.opening import HOST, builtin_registry, open_tiers
+from engine_adapter.opening import builtin_registry, memory_and_disk, open_tiers
 from engine_adapter.serving_config import TierSetup
 from engine_adapter.sglang.settings import AdapterSettings
 from kvstore.arena import Arena, slot_stride
@@ -38,8 +38,5 @@ def open_store(settings: AdapterSettings, rank: str, page_bytes: int) -> BlockSt
 
 
 def _setups(settings: AdapterSettings, rank: str) -> Iterator[TierSetup]:
-    if settings.host_bytes:
-        yield TierSetup(HOST, settings.host_bytes, "lru", "through")
-    if settings.disk_bytes:
-        folder = Path(settings.disk_path).expanduser() / rank
-        yield TierSetup("disk", settings.disk_bytes, "lru", "through", path=folder)
+    folder = Path(settings.disk_path).expanduser() / rank
+    return memory_and_disk(settings.host_bytes, settings.disk_bytes, folder)

@@ -7,14 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from engine_adapter.foreign_config import plain, telling_facts
 from engine_adapter.foreign_weights import DIGESTS, adapter_digest, model_digest, named_digest
 from engine_adapter.sglang.settings import AdapterSettings
 from kvstore.errors import ConfigError
 from kvstore.namespace import canonical_json
 
-# Of a model's configuration these say nothing of its keys and values, but differ between copies of it.
-_NO_MATTER = {"_name_or_path", "transformers_version", "architectures", "use_cache", "_attn_implementation"}
-# What else of the server's arguments shapes them, or their place in them.
+# What of the server's arguments shapes keys and values, or their place in them.
 _ARGUMENTS = (
     "dtype", "quantization", "kv_cache_dtype", "json_model_override_args", "speculative_algorithm",
     "disable_hybrid_swa_memory", "attention_backend", "prefill_attention_backend", "context_length",
@@ -65,8 +64,8 @@ class Served:
 
     def facts(self) -> dict[str, Any]:
         """Return what of the configuration shapes keys and values."""
-        config = {name: _plain(value) for name, value in self._config.items() if name not in _NO_MATTER}
-        arguments = {name: _plain(self._argument(name)) for name in _ARGUMENTS}
+        config = telling_facts(self._config)
+        arguments = {name: plain(self._argument(name)) for name in _ARGUMENTS}
         return {"config": config, "arguments": arguments}
 
     def compute_dtype(self) -> str:
@@ -82,12 +81,3 @@ class Served:
 
     def _argument(self, name: str) -> Any:
         return getattr(self._arguments, name, None)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what it has not, as text."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.engine.request import Mode
+from engine_adapter.foreign_settings import is_number, parsed, setting
 from kvstore.errors import ConfigError
 
 SGLANGS_OWN = frozenset(
@@ -15,44 +16,38 @@ SGLANGS_OWN = frozenset(
 """What SGLang itself reads from the same object, or puts there."""
 
 
-def _setting(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"meaning": meaning})
-
-
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
     """Where pages are kept, and how far they are trusted. Each field's meaning stands beside it."""
 
-    store: str = _setting(
+    store: str = setting(
         "",
         "Address of a server that `prefixd serve` runs: `unix:///path` on this machine, `http://host:port` "
         "elsewhere. Without one, each rank has tiers of its own process's.",
     )
-    token: str = _setting("", "Token for that server, where it wants one.")
-    mode: str = _setting(
+    token: str = setting("", "Token for that server, where it wants one.")
+    mode: str = setting(
         "serve",
         "`serve` loads and stores; `verify` does, but finds nothing for a share of the prompts, and compares "
         "what SGLang computes and stores then; `observe` stores and counts only; `off` does nothing.",
     )
-    host_bytes: int = _setting(
-        4 << 30, "Memory of each rank's process for pages, without a `store`; 0: none."
-    )
-    disk_bytes: int = _setting(0, "Disk space of each rank for pages, without a `store`; 0: none.")
-    disk_path: str = _setting(
+    host_bytes: int = setting(4 << 30, "Memory of each rank's process for pages, without a `store`; 0: none.")
+    disk_bytes: int = setting(0, "Disk space of each rank for pages, without a `store`; 0: none.")
+    disk_path: str = setting(
         "~/.cache/prefixd/sglang-pages", "Folder of those, with one of its own for each rank."
     )
-    cache_path: str = _setting("~/.cache/prefixd", "Folder where digests of weights are kept between starts.")
-    lookup_deadline_s: float = _setting(1.0, "Longest wait for media that have to be asked, as Redis is.")
-    load_deadline_s: float = _setting(
+    cache_path: str = setting("~/.cache/prefixd", "Folder where digests of weights are kept between starts.")
+    lookup_deadline_s: float = setting(1.0, "Longest wait for media that have to be asked, as Redis is.")
+    load_deadline_s: float = setting(
         10.0, "Longest wait for a batch of pages; what has not come is computed."
     )
-    verify_share: float = _setting(0.05, "Share of the prompts found that mode `verify` has computed again.")
-    ttl_s: float | None = _setting(None, "Life of a page from its last use on; unset: the store's own.")
-    salt: str = _setting(
+    verify_share: float = setting(0.05, "Share of the prompts found that mode `verify` has computed again.")
+    ttl_s: float | None = setting(None, "Life of a page from its last use on; unset: the store's own.")
+    salt: str = setting(
         "", "A secret that keeps pages apart from those of servers without it. SGLang's keys hold each "
         "request's own.",
     )  # fmt: skip
-    weights: str = _setting(
+    weights: str = setting(
         "",
         "What tells these weights, and those of a draft model and adapters, from any others, in words of "
         "your own: where there are no `*.safetensors` to read.",
@@ -62,9 +57,9 @@ class AdapterSettings:
         for name in ("host_bytes", "disk_bytes"):
             self._require(name, type(getattr(self, name)) is int and getattr(self, name) >= 0, "bytes")
         for name in ("lookup_deadline_s", "load_deadline_s", "verify_share"):
-            self._require(name, _is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
+            self._require(name, is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
         self._require("verify_share", self.verify_share <= 1, "at most 1")
-        self._require("ttl_s", self.ttl_s is None or (_is_number(self.ttl_s) and self.ttl_s > 0), "above 0")
+        self._require("ttl_s", self.ttl_s is None or (is_number(self.ttl_s) and self.ttl_s > 0), "above 0")
         modes = [mode.value for mode in Mode]
         self._require("mode", self.mode in modes, f"one of {', '.join(modes)}")
         has_tier = bool(self.store or self.host_bytes or self.disk_bytes)
@@ -73,19 +68,8 @@ class AdapterSettings:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AdapterSettings:
         """Return the settings among ``given``, SGLang's own left out. Raises ``ConfigError``."""
-        known = {each.name: each for each in fields(cls)}
-        ours = {name: value for name, value in given.items() if name not in SGLANGS_OWN}
-        for name, value in ours.items():
-            if name not in known:
-                raise ConfigError(name, f"is no setting; there are {', '.join(known)}")
-            if isinstance(known[name].default, str) and not isinstance(value, str):
-                raise ConfigError(name, "must be a text")
-        return cls(**ours)
+        return parsed(cls, {name: value for name, value in given.items() if name not in SGLANGS_OWN})
 
     def _require(self, name: str, is_right: bool, wanted: str) -> None:
         if not is_right:
             raise ConfigError(name, f"must be {wanted}, not {getattr(self, name)!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from engine_adapter.vllm.faults import Faults
+from engine_adapter.faults import Faults
 from engine_adapter.vllm.kv_events import kv_event
 from engine_adapter.vllm.opening import OpenStores
 from engine_adapter.vllm.orders import Step, Told
@@ -28,6 +29,8 @@ from engine_adapter.vllm.settings import AdapterSettings
 from engine_adapter.vllm.sides import open_scheduler_side, open_worker_side
 from engine_adapter.vllm.statistics import PrefixdMetrics, PrefixdStats
 from engine_adapter.vllm.worker import WorkerSide
+
+_log = logging.getLogger("vllm.prefixd")  # below vLLM's own, whose settings hold for it
 
 _STORES = OpenStores()
 """Both sides of an engine's connector use one store, and vLLM makes each by itself."""
@@ -66,7 +69,7 @@ class PrefixdConnector(KVConnectorBase_V1):
         transfer = vllm_config.kv_transfer_config
         self._settings = AdapterSettings.parse(transfer.kv_connector_extra_config)
         self._engine = str(transfer.engine_id)
-        self._faults = Faults()
+        self._faults = Faults(_log)
         self._worker: WorkerSide | None = None
         self.scheduler_side: SchedulerSide | None = None
         # A load that is given up is computed; to fail its request, vLLM's default, would never do.

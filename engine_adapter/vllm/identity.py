@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -13,17 +12,14 @@ from typing import Any
 import torch
 
 from engine_adapter.engine.request import Mode
+from engine_adapter.foreign_config import telling_facts
+from engine_adapter.foreign_weights import DIGESTS, adapter_digest, model_digest, named_digest
 from engine_adapter.vllm.orders import Scope
 from engine_adapter.vllm.settings import AdapterSettings
 from kvstore.errors import ConfigError
 from kvstore.namespace import Namespace, canonical_json, salt_digest
-from kvstore.weights import weights_digest
 
 _log = logging.getLogger(__name__)
-
-_DIGESTS = "weight_digests.json"
-# Of a model's configuration these say nothing of its keys and values, but differ between copies of it.
-_NO_MATTER = {"_name_or_path", "transformers_version", "architectures", "use_cache", "_attn_implementation"}
 
 
 def engine_namespace(
@@ -78,65 +74,37 @@ class Scopes:
     def _adapter(self, lora: Any) -> str | None:
         about = str(lora.lora_name), int(lora.lora_int_id), str(lora.lora_path)
         if about not in self._adapters or getattr(lora, "load_inplace", False):
-            self._adapters[about] = _adapter_digest(Path(lora.lora_path), self._remembered)
+            self._adapters[about] = _adapter_digest(str(lora.lora_path), self._remembered)
         return self._adapters[about]
 
 
 def remembered_digests(settings: AdapterSettings) -> Path:
     """Return the file that remembers digests of weights."""
-    return Path(settings.cache_path).expanduser() / _DIGESTS
+    return Path(settings.cache_path).expanduser() / DIGESTS
 
 
-def _adapter_digest(folder: Path, remembered: Path) -> str | None:
+def _adapter_digest(folder: str, remembered: Path) -> str | None:
     try:
-        weights = weights_digest(folder, remembered)
-        config = (folder / "adapter_config.json").read_bytes()
-    except (ConfigError, OSError) as error:
+        return adapter_digest(folder, remembered)
+    except ConfigError as error:
         _log.warning("requests with the adapter in %s are neither loaded nor stored: %s", folder, error)
         return None
-    return blake2b(weights.encode() + config, digest_size=16).hexdigest()
 
 
 def _weights(model: str, revision: str | None, settings: AdapterSettings) -> str:
     if settings.weights:
-        return blake2b(settings.weights.encode(), digest_size=16, person=b"prefixd-named").hexdigest()
-    folder = Path(model)
-    if not folder.is_dir():
-        folder = _hub_folder(model, revision)
-    try:
-        return weights_digest(folder, remembered_digests(settings))
-    except ConfigError as error:
-        raise ConfigError("weights", f"{error.reason}: say what they are in the setting weights") from error
-
-
-def _hub_folder(model: str, revision: str | None) -> Path:
-    """Return where the hub's library has put a model; nothing is fetched."""
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - vLLM brings it
-
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
-    if not isinstance(found, str):
-        raise ConfigError("weights", f"the files of {model} are not found: say what they are in this setting")
-    return Path(found).parent
+        return named_digest(settings.weights)
+    return model_digest(model, revision, remembered_digests(settings))
 
 
 def _model_facts(model: Any) -> dict[str, Any]:
-    config: Mapping[str, Any] = model.hf_text_config.to_dict()
-    facts = {name: _plain(value) for name, value in config.items() if name not in _NO_MATTER}
+    facts = telling_facts(model.hf_text_config.to_dict())
     facts["vllm_quantization"] = str(model.quantization)
     facts["vllm_disable_sliding_window"] = bool(getattr(model, "disable_sliding_window", False))
     # These positions are embedded otherwise where prompts may be longer.
     if any(kind in repr(facts) for kind in ("longrope", "dynamic")):
         facts["vllm_max_model_len"] = int(model.max_model_len)
     return facts
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it; what it has not, as text."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
 def _layout(vllm_config: Any, kv_cache_config: Any, version: str) -> str:

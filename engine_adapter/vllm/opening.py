@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from engine_adapter.opening import HOST, builtin_registry, open_tiers
+from engine_adapter.opening import builtin_registry, memory_and_disk, open_tiers
 from engine_adapter.serving_config import SidecarConfig, TierSetup
 from engine_adapter.sidecar import open_sidecar
 from engine_adapter.vllm.settings import AdapterSettings
@@ -106,11 +106,8 @@ def _require_all(degraded: Mapping[str, str], close: Callable[[], None]) -> None
 
 
 def _setups(settings: AdapterSettings) -> Iterator[TierSetup]:
-    if settings.host_bytes:
-        yield TierSetup(HOST, settings.host_bytes, "lru", "through")
-    if settings.disk_bytes:
-        folder = Path(settings.disk_path).expanduser()
-        yield TierSetup("disk", settings.disk_bytes, "lru", "through", path=folder)
+    folder = Path(settings.disk_path).expanduser()
+    return memory_and_disk(settings.host_bytes, settings.disk_bytes, folder)
 
 
 def _socket_of(engine: str) -> Path:

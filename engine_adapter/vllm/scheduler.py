@@ -7,9 +7,9 @@ from typing import Any
 
 from engine_adapter.cost_file import CostFile
 from engine_adapter.engine.request import Mode
+from engine_adapter.faults import Faults
 from engine_adapter.vllm.announcing import Event
 from engine_adapter.vllm.deciding import work_of
-from engine_adapter.vllm.faults import Faults
 from engine_adapter.vllm.identity import Scopes, of_scope
 from engine_adapter.vllm.orders import LoadOrder, Step, StoreOrder, Told
 from engine_adapter.vllm.promising import Promiser

@@ -7,11 +7,11 @@ from typing import Any
 
 from engine_adapter.cost_file import CostFile
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.faults import Faults
 from engine_adapter.opening import HOST, builtin_registry
 from engine_adapter.vllm.announcing import Announcer
 from engine_adapter.vllm.counts import Counts
 from engine_adapter.vllm.deciding import Decider, Sizes
-from engine_adapter.vllm.faults import Faults
 from engine_adapter.vllm.identity import Scopes, engine_namespace, remembered_digests
 from engine_adapter.vllm.opening import OpenStores
 from engine_adapter.vllm.pool import Pool

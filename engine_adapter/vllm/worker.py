@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from threading import Event
 
-from engine_adapter.vllm.faults import Faults
+from engine_adapter.faults import Faults
 from engine_adapter.vllm.loads import Load
 from engine_adapter.vllm.orders import LoadOrder, Step, StoreOrder, Told
 from engine_adapter.vllm.pool import Pool

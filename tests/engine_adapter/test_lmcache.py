@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from engine_adapter.lmcache.closeness import is_close
 from engine_adapter.lmcache.costs import LoadCosts
-from engine_adapter.lmcache.faults import Faults
 from engine_adapter.lmcache.identity import Identity, Layout, Namespaces, layout_of, num_bytes_of
 from engine_adapter.lmcache.locks import Locks
 from engine_adapter.lmcache.opening import open_store
@@ -263,20 +262,6 @@ def test_closing_waits_for_what_was_begun_and_begins_nothing_more() -> None:
     go_on.set()
     assert tasks.close(10)
     assert done == [1]
-
-
-def test_faults_are_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    clock = [0.0]
-    faults = Faults(lambda: clock[0])
-
-    def broken() -> int:
-        raise ValueError("broken")
-
-    assert [faults.caught(broken, 7) for _ in range(3)] == [7] * 3
-    clock[0] = 61.0
-    faults.caught(broken, 7)
-    assert faults.num == 4
-    assert [record.args for record in caplog.records] == [(1,), (3,)]
 
 
 def test_costs_are_learnt_from_what_arrives() -> None:

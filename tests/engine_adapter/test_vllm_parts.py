@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from engine_adapter.engine.costs import CostBook
 from engine_adapter.vllm.announcing import Announcer, Cleared, Removed, Stored
 from engine_adapter.vllm.deciding import Decider, Sizes, work_of
-from engine_adapter.vllm.faults import Faults
 from engine_adapter.vllm.opening import OpenStores
 from engine_adapter.vllm.orders import Arrived, GivenUp, Told
 from engine_adapter.vllm.pool import Pool
@@ -133,22 +131,6 @@ def test_a_probe_learns_what_a_tier_takes_and_gives_all_back() -> None:
     assert store.evict(asked.keys[0]) == 4
     prober.close()
     store.close()
-
-
-def test_an_error_is_caught_counted_and_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    faults = Faults(lambda: now[0])
-
-    def fail() -> int:
-        raise OSError("unplugged")
-
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            assert faults.caught(fail, 7) == 7
-        now[0] = 61.0
-        assert faults.caught(fail, 7) == 7
-    assert [record.args for record in caplog.records] == [(1,), (3,)]
-    assert (faults.take(), faults.take()) == (4, 0)
 
 
 def decider() -> Decider:

@@ -5,6 +5,7 @@ What a block should hold follows from the tokens up to its end alone, so a wrong
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,10 @@ from xxhash import xxh3_64_intdigest
 
 from engine_adapter.cost_file import CostFile
 from engine_adapter.engine.costs import CostBook
+from engine_adapter.faults import Faults
 from engine_adapter.vllm.announcing import Announcer
 from engine_adapter.vllm.counts import Counts
 from engine_adapter.vllm.deciding import Decider, Sizes
-from engine_adapter.vllm.faults import Faults
 from engine_adapter.vllm.identity import Scopes
 from engine_adapter.vllm.orders import Step, Told
 from engine_adapter.vllm.pool import Pool
@@ -85,7 +86,7 @@ class Vllm:
 
     def __post_init__(self) -> None:
         self.settings = AdapterSettings.parse({"reload_policy": "always-load"} | self.given)
-        self.faults = Faults()
+        self.faults = Faults(logging.getLogger("test"))
         self.caches = [
             {
                 f"layer{layer}": torch.zeros(NUM_BLOCKS, HEADS, BLOCK, NUMBERS, dtype=torch.bfloat16)

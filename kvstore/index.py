@@ -160,14 +160,18 @@ class ResidencyIndex(Residents):
             self._entered(bit, facts)
             return True
 
-    def found(self, bit: int, facts: Record, footprint_bytes: int, now_s: float) -> bool | None:
+    def found(
+        self, bit: int, facts: Record, footprint_bytes: int, now_s: float, *, was_known: bool
+    ) -> bool | None:
         """Enter a block that others stored on a shared medium; says whether it is new.
 
-        One that is known is extended. Others' blocks make way at once. ``None``: there is no room
-        unless some of our own go.
+        One that is known is extended; one that ``was_known`` when the medium was asked has gone meanwhile.
+        Others' blocks make way at once. ``None``: there is no room unless some of our own go.
         """
         ledger = self._ledger(bit)
         with self._lock:
+            if was_known and not ledger.knows(facts.key):
+                return False
             if facts.key in ledger.held:
                 record = self._records[facts.key]
                 self._lives.complete(record, facts)
@@ -190,11 +194,11 @@ class ResidencyIndex(Residents):
             self._entered(bit, facts)
             return True
 
-    def held(self, bit: int, keys: Sequence[bytes]) -> set[bytes]:
-        """Return those of ``keys`` that a tier is believed to have."""
+    def held_and_known(self, bit: int, keys: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
+        """Return those of ``keys`` that a tier has, and those that also are on their way in or out."""
         ledger = self._ledger(bit)
         with self._lock:
-            return {key for key in keys if key in ledger.held}
+            return {key for key in keys if key in ledger.held}, {key for key in keys if ledger.knows(key)}
 
     def is_theirs(self, bit: int, key: bytes) -> bool:
         """Say whether a block of a tier, or on its way out of it, was stored by others."""
@@ -286,8 +290,7 @@ class ResidencyIndex(Residents):
         return ledger.end_pins(self._wall_ms(), self._now_s, limit)
 
     def _ledger(self, bit: int) -> Ledger:
-        ledger = self._ledgers[bit]
-        if ledger is None:
+        if (ledger := self._ledgers[bit]) is None:
             raise InvariantError(f"tier {bit} keeps its own books")
         return ledger
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from threading import Condition
 
@@ -116,7 +116,8 @@ class Inquiries:
                 inquiry.notify()
 
     def _ask(self, tier: SharedTier, keys: Sequence[bytes], block_bytes: int | None) -> None:
-        believed = self._index.held(tier.bit, keys)  # before asking: what is stored meanwhile is not denied
+        # Before asking: what is stored meanwhile is not denied, and what is removed meanwhile not found.
+        believed, known = self._index.held_and_known(tier.bit, keys)
         answer = tier.ask(keys)
         if answer is None:
             return
@@ -131,7 +132,7 @@ class Inquiries:
                 found.append(header)
             elif key in believed:
                 self._denied(tier, key, header, now_ms)
-        beyond = self._enter(tier, found)
+        beyond = self._enter(tier, found, known)
         if beyond:
             tier.pool.write(partial(self._enter_behind, tier, beyond))
 
@@ -150,11 +151,15 @@ class Inquiries:
         elif self._placement.forget(tier, key, Cause.EXPIRED, even_if_held=True):
             tier.counters.add(Count.EXPIRATIONS)
 
-    def _enter(self, tier: SharedTier, headers: Sequence[Header]) -> Sequence[Header]:
+    def _enter(
+        self, tier: SharedTier, headers: Sequence[Header], known: Container[bytes]
+    ) -> Sequence[Header]:
         """Enter blocks for which there is room, or others' blocks to forget; return the rest."""
         for number, header in enumerate(headers):
-            footprint, now_s = tier.footprint(header.stored_bytes), self._clock.monotonic_s()
-            entered = self._index.found(tier.bit, record_of(header), footprint, now_s)
+            entered = self._index.found(
+                tier.bit, record_of(header), tier.footprint(header.stored_bytes), self._clock.monotonic_s(),
+                was_known=header.key in known,
+            )  # fmt: skip
             if entered is None:
                 return headers[number:]
             if entered:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -156,8 +157,9 @@ def test_a_block_that_was_overwritten_in_an_unknown_form_is_dropped_and_left_alo
     assert rig.get(mine, 1)
 
 
-def test_a_block_that_is_stored_while_the_medium_answers_is_not_denied(pair: Pair) -> None:
-    rig, mine, _ = pair
+@contextmanager
+def being_asked(rig: Rig, store: TieredStore, number: int) -> Iterator[None]:
+    """Within, the medium has decided what to answer, and has not answered yet."""
     asked, may_answer = threading.Event(), threading.Event()
     resident = SharedDict.resident
 
@@ -168,14 +170,44 @@ def test_a_block_that_is_stored_while_the_medium_answers_is_not_denied(pair: Pai
         return answer
 
     rig.medium.resident = answer_late  # type: ignore[attr-defined]
-    inquiry = mine.inquire([rig.key(1)], rig.now_s + 1.0)
+    inquiry = store.inquire([rig.key(number)], rig.now_s + 1.0)
     assert inquiry is not None
     assert asked.wait(5.0)
-    rig.put(mine, 1)
+    yield
     may_answer.set()
     assert inquiry.wait(5.0)
+
+
+def test_a_block_that_is_stored_while_the_medium_answers_is_not_denied(pair: Pair) -> None:
+    rig, mine, _ = pair
+    with being_asked(rig, mine, 1):
+        rig.put(mine, 1)
     mine.clear("host")
     assert rig.tiers(mine, 1) == ["disk"]
+
+
+def test_a_block_that_is_removed_while_the_medium_answers_is_not_found(pair: Pair) -> None:
+    rig, mine, _ = pair
+    rig.put(mine, 1)
+    mine.clear("host")
+    with being_asked(rig, mine, 1):
+        mine.evict([rig.key(1)])
+        assert mine.flush(5.0)
+        assert rig.key(1) not in rig.medium.frames
+    assert rig.tiers(mine, 1) == [None]
+
+
+def test_a_block_whose_removal_has_begun_when_the_medium_is_asked_is_not_found(pair: Pair) -> None:
+    rig, mine, _ = pair
+    rig.put(mine, 1)
+    mine.clear("host")
+    may_delete = threading.Event()
+    rig.medium.fail = waiting("delete", may_delete)
+    mine.evict([rig.key(1)])
+    with being_asked(rig, mine, 1):
+        may_delete.set()
+        assert mine.flush(5.0)
+    assert rig.tiers(mine, 1) == [None]
 
 
 def test_for_room_others_blocks_leave_the_books_and_stay_on_the_medium(rig: Rig) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +12,21 @@ from engine_adapter.retaining import without_absent
 from engine_adapter.serving_config import TierSetup
 from kvstore.arena import Arena
 from kvstore.clock import Clock
-from kvstore.errors import BackendError
+from kvstore.errors import BackendError, ConfigError
 from kvstore.registry import Kind, Registry
 from kvstore.retention import Retention
 from kvstore.seams import Admission
-from kvstore.store import StoreConfig
+from kvstore.store import StoreConfig, TieredStore
 from kvstore.tier import TierConfig, TierSpec, WriteMode
+from policies.admission import whole_blocks_that_fit
 from policies.builtin import register_builtin as register_policies
 
 HOST = "host"
 """The tier in our own memory."""
+CLOSE_S = 10.0
+"""How long closing a store may take."""
+_BYTES_OF_A_NUMBER = 2
+_SETTINGS = {"redis": "redis_url"}
 
 
 def builtin_registry() -> Registry:
@@ -62,6 +68,25 @@ def memory_and_disk(host_bytes: int, disk_bytes: int, disk_path: Path) -> Iterat
         yield TierSetup(HOST, host_bytes, "lru", "through")
     if disk_bytes:
         yield TierSetup("disk", disk_bytes, "lru", "through", path=disk_path)
+
+
+def open_whole(setups: Sequence[TierSetup], staging_bytes: int) -> TieredStore:
+    """Return a store in this process with memory for ``staging_bytes`` on their way; it runs with all tiers.
+
+    Raises ``ConfigError`` for one that cannot be opened.
+    """
+    arena, clock = Arena(host_bytes_of(setups) + staging_bytes), Clock()
+    opened = open_tiers(setups, arena, _BYTES_OF_A_NUMBER, builtin_registry(), clock, whole_blocks_that_fit)
+    store = TieredStore(opened.specs, arena, clock=clock)
+    require_all(opened.degraded, partial(store.close, CLOSE_S))
+    return store
+
+
+def require_all(degraded: Mapping[str, str], close: Callable[[], None]) -> None:
+    """Close what was opened and raise ``ConfigError`` if a tier is ``degraded``."""
+    for tier, reason in degraded.items():
+        close()
+        raise ConfigError(_SETTINGS.get(tier, f"{tier}_path"), reason)
 
 
 def host_bytes_of(setups: Sequence[TierSetup]) -> int:

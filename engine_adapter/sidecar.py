@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine_adapter.opening import builtin_registry, host_bytes_of, open_tiers, store_config
+from engine_adapter.opening import CLOSE_S, builtin_registry, host_bytes_of, open_tiers, store_config
 from engine_adapter.serving_config import SidecarConfig
 from kvstore.arena import Arena
 from kvstore.clock import Clock
@@ -19,7 +19,6 @@ from policies.admission import whole_blocks_that_fit
 _STAGING_BYTES = 256 << 20
 _SLAB_BYTES = 8 << 20
 _BYTES_OF_A_NUMBER = 2
-_CLOSE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Sidecar:
         """Send all clients away, write what is queued and close the tiers; bounded in time."""
         if self.server is not None:
             self.server.close()
-        self.store.close(_CLOSE_S)
+        self.store.close(CLOSE_S)
 
 
 def open_sidecar(
@@ -69,6 +68,6 @@ def open_sidecar(
             socket = SocketConfig(config.socket, config.socket_mode)
             server = SocketServer(store, arena, socket, authenticate, owners)
         except BaseException:
-            store.close(_CLOSE_S)
+            store.close(CLOSE_S)
             raise
     return Sidecar(store, owners, server, opened.degraded)

@@ -7,29 +7,17 @@ from pathlib import Path
 
 from backends.redis_address import RedisAddress
 from engine_adapter.lmcache.settings import AdapterSettings
-from engine_adapter.opening import builtin_registry, memory_and_disk, open_tiers
+from engine_adapter.opening import memory_and_disk, open_whole
 from engine_adapter.serving_config import TierSetup
-from kvstore.arena import Arena
-from kvstore.clock import Clock
 from kvstore.connect import connect
-from kvstore.errors import ConfigError
 from kvstore.interface import BlockStore
-from kvstore.store import TieredStore
-from policies.admission import whole_blocks_that_fit
-
-_ITEM_BYTES = 2
 
 
 def open_store(settings: AdapterSettings) -> BlockStore:
     """Return the store. Raises ``ConfigError`` for a tier that cannot be opened, ``AccessError``."""
     if settings.store:
         return connect(settings.store, settings.token or None, memory_bytes=settings.staging_bytes)
-    arena, clock = Arena(settings.host_bytes + settings.staging_bytes), Clock()
-    setups = list(_setups(settings))
-    opened = open_tiers(setups, arena, _ITEM_BYTES, builtin_registry(), clock, whole_blocks_that_fit)
-    for tier, reason in opened.degraded.items():
-        raise ConfigError(tier, reason)
-    return TieredStore(opened.specs, arena, clock=clock)
+    return open_whole(list(_setups(settings)), settings.staging_bytes)
 
 
 def capacity_bytes(settings: AdapterSettings) -> int:

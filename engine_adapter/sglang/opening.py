@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_adapter.opening import builtin_registry, memory_and_disk, open_tiers
+from engine_adapter.opening import memory_and_disk, open_whole
 from engine_adapter.serving_config import TierSetup
 from engine_adapter.sglang.settings import AdapterSettings
-from kvstore.arena import Arena, slot_stride
-from kvstore.clock import Clock
+from kvstore.arena import slot_stride
 from kvstore.connect import connect
-from kvstore.errors import ConfigError
 from kvstore.interface import BlockStore
-from kvstore.store import TieredStore
-from policies.admission import whole_blocks_that_fit
 
 MOST_ON_WAY = 16
 """Pages that a batch has on their way at a time; two batches' and as many writes' find memory."""
-_ITEM_BYTES = 2
 
 
 def open_store(settings: AdapterSettings, rank: str, page_bytes: int) -> BlockStore:
@@ -29,12 +24,7 @@ def open_store(settings: AdapterSettings, rank: str, page_bytes: int) -> BlockSt
     on_way_bytes = 3 * MOST_ON_WAY * slot_stride(page_bytes)
     if settings.store:
         return connect(settings.store, settings.token or None, memory_bytes=on_way_bytes)
-    arena, clock = Arena(settings.host_bytes + on_way_bytes), Clock()
-    setups = list(_setups(settings, rank))
-    opened = open_tiers(setups, arena, _ITEM_BYTES, builtin_registry(), clock, whole_blocks_that_fit)
-    for tier, reason in opened.degraded.items():
-        raise ConfigError(f"{tier}_path", reason)
-    return TieredStore(opened.specs, arena, clock=clock)
+    return open_whole(list(_setups(settings, rank)), on_way_bytes)
 
 
 def _setups(settings: AdapterSettings, rank: str) -> Iterator[TierSetup]:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from engine_adapter.opening import builtin_registry, memory_and_disk, open_tiers
+from engine_adapter.opening import CLOSE_S, memory_and_disk, open_whole, require_all
 from engine_adapter.serving_config import SidecarConfig, TierSetup
 from engine_adapter.sidecar import open_sidecar
 from engine_adapter.vllm.settings import AdapterSettings
-from kvstore.arena import Arena, slot_stride
-from kvstore.clock import Clock
+from kvstore.arena import slot_stride
 from kvstore.connect import connect
-from kvstore.errors import ConfigError
 from kvstore.interface import BlockStore
-from kvstore.store import TieredStore
-from policies.admission import whole_blocks_that_fit
 
 MOST_ON_WAY = 64
 """Blocks that may be on their way at a time; a store of our own has staging memory for them."""
 _STORED_MEANWHILE = 32
-_CLOSE_S = 10.0
-_ITEM_BYTES = 2
 
 
 class _Opened(NamedTuple):
@@ -83,26 +77,15 @@ def _opened(engine: str, settings: AdapterSettings, block_bytes: int, *, is_serv
     setups = tuple(_setups(settings))
     if is_served:
         sidecar = open_sidecar(SidecarConfig(setups, settings.ttl_s, {}, _socket_of(engine)))
-        _require_all(sidecar.degraded, sidecar.close)
+        require_all(sidecar.degraded, sidecar.close)
         return _Opened(sidecar.store, sidecar.close)
-    staging_bytes = (MOST_ON_WAY + _STORED_MEANWHILE) * slot_stride(block_bytes)
-    arena, clock = Arena(settings.host_bytes + staging_bytes), Clock()
-    tiers = open_tiers(setups, arena, _ITEM_BYTES, builtin_registry(), clock, whole_blocks_that_fit)
-    store = TieredStore(tiers.specs, arena, clock=clock)
-    close = partial(store.close, _CLOSE_S)
-    _require_all(tiers.degraded, close)
-    return _Opened(store, close)
+    store = open_whole(setups, (MOST_ON_WAY + _STORED_MEANWHILE) * slot_stride(block_bytes))
+    return _Opened(store, partial(store.close, CLOSE_S))
 
 
 def _connected(address: str, settings: AdapterSettings, block_bytes: int) -> _Opened:
     store = connect(address, settings.token or None, memory_bytes=2 * MOST_ON_WAY * block_bytes)
-    return _Opened(store, partial(store.close, _CLOSE_S))
-
-
-def _require_all(degraded: Mapping[str, str], close: Callable[[], None]) -> None:
-    for tier, reason in degraded.items():
-        close()
-        raise ConfigError(f"{tier}_path", reason)
+    return _Opened(store, partial(store.close, CLOSE_S))
 
 
 def _setups(settings: AdapterSettings) -> Iterator[TierSetup]:

@@ -330,7 +330,7 @@ def test_odd_settings_are_refused(params: dict[str, Any], setting: str) -> None:
 def test_a_disk_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = AdapterSettings(disk_bytes=1 << 20, disk_path=str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="disk"):
+    with pytest.raises(ConfigError, match="disk_path"):
         open_store(settings)
 
 

@@ -18,6 +18,7 @@ from lmcache.v1.platform import consume_fd
 from engine_adapter.lmcache import PrefixdL2Adapter
 from engine_adapter.serving_config import SidecarConfig, TierSetup
 from engine_adapter.sidecar import open_sidecar
+from tests.valkey import Valkey
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
@@ -30,8 +31,10 @@ _WAIT_MS = 30_000
 Open = Callable[..., "Driven"]
 
 
-def key_of(number: int, *, rank: int = 0x01000100, salt: str = "", model: str = "model") -> Any:
-    return ObjectKey(number.to_bytes(16, "big"), model, rank, cache_salt=salt)
+def key_of(
+    number: int, *, rank: int = 0x01000100, salt: str = "", model: str = "model", group: int = 0
+) -> Any:
+    return ObjectKey(number.to_bytes(16, "big"), model, rank, object_group_id=group, cache_salt=salt)
 
 
 def memory_of(numbers: torch.Tensor) -> Any:
@@ -129,6 +132,14 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             return driven
 
         yield open_one
+
+
+@pytest.fixture
+def valkey() -> Iterator[Valkey]:
+    """A server of its own for one test."""
+    server = Valkey()
+    yield server
+    server.close()
 
 
 @pytest.fixture

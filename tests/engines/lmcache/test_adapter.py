@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,17 +12,24 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from engine_adapter.lmcache import PrefixdL2Adapter
 from kvstore.errors import ConfigError
 from tests.engines.lmcache.conftest import Driven, Open, key_of, layouts_of, numbers_of
+from tests.valkey import Valkey
 
 KEYS = [key_of(number) for number in range(4)]
 BLOCKS = {key: numbers_of(number) for number, key in enumerate(KEYS)}
 NBYTES = 2 * 2 * 2 * 16 * 64
 
 
-@pytest.fixture(params=["memory and disk", "disk", "sidecar"])
+@pytest.fixture(params=["memory and disk", "disk", "redis", "sidecar"])
 def driven(request: pytest.FixtureRequest, opened: Open) -> Driven:
+    if request.param == "redis":
+        return opened(**in_redis(request.getfixturevalue("valkey")))
     if request.param == "sidecar":
         return opened(store=request.getfixturevalue("sidecar"))
     return opened() if request.param == "memory and disk" else opened(host_bytes=0)
+
+
+def in_redis(valkey: Valkey) -> dict[str, Any]:
+    return {"host_bytes": 0, "disk_bytes": 0, "redis_url": valkey.url}
 
 
 def test_what_was_stored_is_found_and_loaded(driven: Driven) -> None:
@@ -93,6 +101,27 @@ def test_a_new_process_finds_what_the_disk_has(opened: Open) -> None:
     assert second.adapter.get_usage().total_bytes_used == 4 * NBYTES
 
 
+def test_another_process_finds_what_redis_has_but_for_what_went_bad(opened: Open, valkey: Valkey) -> None:
+    opened(**in_redis(valkey)).store(BLOCKS)
+    admin = valkey.admin()
+    name = max(admin.keys("*"), key=lambda name: len(admin.dump(name) or b""))
+    offset = admin.strlen(name) - NBYTES // 2
+    byte = bytes(admin.getrange(name, offset, offset))  # type: ignore[arg-type]  # bytes: nothing is decoded
+    admin.setrange(name, offset, bytes([byte[0] ^ 1]))
+    loaded = opened(**in_redis(valkey)).fetch(KEYS)
+    assert sum(numbers is None for numbers in loaded) == 1
+    for key, numbers in zip(KEYS, loaded, strict=True):
+        assert numbers is None or torch.equal(numbers, BLOCKS[key])
+
+
+def test_redis_that_is_gone_costs_hits_and_nothing_else(opened: Open, valkey: Valkey) -> None:
+    driven = opened(**in_redis(valkey))
+    driven.store(BLOCKS)
+    valkey.kill()
+    assert driven.fetch(KEYS) == [None] * 4
+    assert driven.adapter.report_status()["num_locked"] == 0
+
+
 def test_a_flipped_byte_is_a_miss(opened: Open, tmp_path: Path) -> None:
     first = opened()
     first.store(BLOCKS)
@@ -134,6 +163,18 @@ def test_another_dtype_rank_or_salt_is_another_chunk(driven: Driven) -> None:
         driven.find([key_of(0, rank=0x02000200), key_of(0, salt="me"), key_of(0, model="other")])
         == [False] * 3
     )
+
+
+def test_layers_of_another_group_are_chunks_of_their_own(driven: Driven) -> None:
+    others = {key_of(number, group=1): numbers_of(10 + number) for number in range(3)}
+    driven.store(BLOCKS)
+    driven.store(others)
+    both = [*KEYS, *others, key_of(3, group=1)]
+    layouts = layouts_of() | {1: layouts_of()[0]}
+    assert driven.find(both, layouts) == [True] * 7 + [False]
+    for key, numbers in zip(both[:7], driven.load(both[:7]), strict=True):
+        assert numbers is not None
+        assert torch.equal(numbers, (BLOCKS | others)[key])
 
 
 def test_mode_off_does_nothing(opened: Open) -> None:

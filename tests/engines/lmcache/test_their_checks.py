@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engines.lmcache.conftest import ENVIRONMENT
+from tests.valkey import Valkey
 
 pytestmark = pytest.mark.timeout(300)  # LMCache takes its time to start
 
@@ -19,11 +20,12 @@ Specs = dict[str, str]
 
 
 @pytest.fixture
-def specs(tmp_path: Path, sidecar: str) -> Specs:
+def specs(tmp_path: Path, sidecar: str, valkey: Valkey) -> Specs:
     """Our adapter with each kind of store, as LMCache's command line takes it."""
     kinds: dict[str, dict[str, Any]] = {
         "memory and disk": {"disk_bytes": 1 << 30, "disk_path": str(tmp_path / "both")},
         "disk": {"host_bytes": 0, "disk_bytes": 1 << 30, "disk_path": str(tmp_path / "one")},
+        "redis": {"host_bytes": 0, "redis_url": valkey.url},
         "sidecar": {"store": sidecar},
     }
     plugin = {
@@ -45,7 +47,8 @@ def test_basic_check(specs: Specs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "kilobytes"), [("memory and disk", "64"), ("disk", "2048"), ("sidecar", "2048")]
+    ("kind", "kilobytes"),
+    [("memory and disk", "64"), ("disk", "2048"), ("redis", "2048"), ("sidecar", "2048")],
 )
 def test_bench_with_verification(specs: Specs, kind: str, kilobytes: str) -> None:
     told = _told(

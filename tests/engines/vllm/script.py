@@ -68,6 +68,12 @@ def _events(listener: Any, wait_s: float) -> list[dict[str, Any]]:
 def _done(llm: LLM, action: dict[str, Any], heard: Any) -> Any:
     if "events" in action:
         return _events(heard, action["events"])
+    if "counts" in action:
+        return {
+            each.name.partition(":prefixd_")[2]: each.value
+            for each in llm.get_metrics()
+            if "prefixd" in each.name
+        }
     if "reset" in action:
         return llm.llm_engine.reset_prefix_cache(reset_connector=action["reset"] == "all")
     prompts = []

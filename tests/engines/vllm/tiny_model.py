@@ -54,6 +54,25 @@ def write_tiny_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def write_tiny_lora(folder: Path, seed: int) -> Path:
+    """Write an adapter for that model, strong enough to change what it says."""
+    folder.mkdir(parents=True)
+    random, rank = torch.Generator().manual_seed(seed), 8
+    tensors = {}
+    for layer in range(LAYERS):
+        for name, width in (("q_proj", HEADS * HEAD), ("v_proj", KV_HEADS * HEAD)):
+            part = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{part}.lora_A.weight"] = torch.randn(rank, HIDDEN, generator=random) / HIDDEN**0.5
+            tensors[f"{part}.lora_B.weight"] = torch.randn(width, rank, generator=random)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "bias": "none",
+        "target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": "tiny",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 def _write_tokenizer(folder: Path) -> None:
     """Write one that knows a word for each token: ``w7`` is token 7."""
     words = {f"w{number}": number for number in range(VOCAB)}

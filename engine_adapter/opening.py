@@ -75,7 +75,7 @@ def open_whole(setups: Sequence[TierSetup], staging_bytes: int) -> TieredStore:
 
     Raises ``ConfigError`` for one that cannot be opened.
     """
-    arena, clock = Arena(host_bytes_of(setups) + staging_bytes), Clock()
+    arena, clock = Arena(host_bytes_of(setups) + staging_bytes, spare_bytes=staging_bytes), Clock()
     opened = open_tiers(setups, arena, _BYTES_OF_A_NUMBER, builtin_registry(), clock, whole_blocks_that_fit)
     store = TieredStore(opened.specs, arena, clock=clock)
     require_all(opened.degraded, partial(store.close, CLOSE_S))

@@ -53,7 +53,8 @@ def open_sidecar(
     """Open every tier that can be opened, and the socket. Raises ``ConfigError`` or ``PluginError``."""
     clock = clock or Clock()
     registry = registry or builtin_registry()
-    arena = Arena(host_bytes_of(config.tiers) + _STAGING_BYTES, _SLAB_BYTES, map_slab=map_shared_slab)
+    budget_bytes = host_bytes_of(config.tiers) + _STAGING_BYTES
+    arena = Arena(budget_bytes, _SLAB_BYTES, map_slab=map_shared_slab, spare_bytes=_STAGING_BYTES)
     opened = open_tiers(config.tiers, arena, _BYTES_OF_A_NUMBER, registry, clock, whole_blocks_that_fit)
     owners = Owners()
     times = store_config(opened.specs, config.default_ttl_s, config.tier_ttls_s, config.retention)

@@ -56,7 +56,7 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     num_staged = _STORED_MEANWHILE + MOST_WITNESSES + num_loaded
     staging_bytes = max(_MIN_STAGING_BYTES, num_staged * slot_stride(block_bytes))
     lock_pages = cuda_page_locker() if is_cuda else None
-    arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages)
+    arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages, spare_bytes=staging_bytes)
     item_bytes = model.kv_shape.dtype.itemsize
     specs, degraded = open_tiers(
         config.tiers, arena, item_bytes, parts.registry, parts.clock, parts.admission

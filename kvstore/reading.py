@@ -93,7 +93,8 @@ class Reader:
         fault: Exception = BackendError("stream", "get_each", "it ended early")
         try:
             lengths = stream.get_each(wants)
-            for landing, want, length in zip(landings, wants, lengths, strict=False):
+            # The lengths first: they are asked once more than there are, and so the exchange ends well.
+            for length, landing, want in zip(lengths, landings, wants, strict=False):
                 yield self._arrived(landing, want, length)
                 num_left -= 1
         except Exception as error:  # noqa: BLE001  a plugin may raise anything; a fault is counted, not told

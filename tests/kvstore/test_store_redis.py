@@ -390,6 +390,19 @@ def test_a_block_that_both_store_at_once_is_one_block(rig: Rig) -> None:
     assert rig.counts(mine)["corrupt"] == rig.counts(theirs)["corrupt"] == 0
 
 
+def test_exchanges_that_go_well_leave_their_connection_to_the_next(rig: Rig) -> None:
+    store = rig.open(num_readers=1)
+    rig.put(store, *range(10))
+
+    def num_connected() -> int:
+        return int(rig.server.admin().info("stats")["total_connections_received"])
+
+    assert rig.get(store, 0)
+    before = num_connected()
+    assert all(rig.get(store, number) for number in range(10))
+    assert num_connected() == before + 1, "the one that asks for this"
+
+
 def test_header_and_parts_end_with_the_blocks_time_on_the_server_too(rig: Rig) -> None:
     mine, theirs = rig.open(), rig.open()
     rig.put(theirs, 1, ttl_s=0.25)

@@ -13,6 +13,7 @@ from engine_adapter.serving_config import TierSetup
 from kvstore.arena import Arena
 from kvstore.clock import Clock
 from kvstore.errors import BackendError, ConfigError
+from kvstore.mapped_ahead import MappedAhead
 from kvstore.registry import Kind, Registry
 from kvstore.retention import Retention
 from kvstore.seams import Admission
@@ -75,7 +76,8 @@ def open_whole(setups: Sequence[TierSetup], staging_bytes: int) -> TieredStore:
 
     Raises ``ConfigError`` for one that cannot be opened.
     """
-    arena, clock = Arena(host_bytes_of(setups) + staging_bytes, spare_bytes=staging_bytes), Clock()
+    budget_bytes, clock = host_bytes_of(setups) + staging_bytes, Clock()
+    arena = Arena(budget_bytes, map_slab=MappedAhead(), spare_bytes=staging_bytes)
     opened = open_tiers(setups, arena, _BYTES_OF_A_NUMBER, builtin_registry(), clock, whole_blocks_that_fit)
     store = TieredStore(opened.specs, arena, clock=clock)
     require_all(opened.degraded, partial(store.close, CLOSE_S))

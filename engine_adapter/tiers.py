@@ -14,6 +14,7 @@ from engine_adapter.opening import HOST, host_bytes_of, open_tiers, store_config
 from engine_adapter.serving_config import ServingConfig
 from kvstore.arena import Arena, slot_stride
 from kvstore.clock import Clock
+from kvstore.mapped_ahead import MappedAhead
 from kvstore.registry import Registry
 from kvstore.retention import Retention
 from kvstore.seams import Admission
@@ -56,7 +57,10 @@ def open_store(config: ServingConfig, model: LoadedModel, pool_bytes: int, parts
     num_staged = _STORED_MEANWHILE + MOST_WITNESSES + num_loaded
     staging_bytes = max(_MIN_STAGING_BYTES, num_staged * slot_stride(block_bytes))
     lock_pages = cuda_page_locker() if is_cuda else None
-    arena = Arena(host_bytes + staging_bytes, lock_pages=lock_pages, spare_bytes=staging_bytes)
+    budget_bytes = host_bytes + staging_bytes
+    arena = Arena(
+        budget_bytes, lock_pages=lock_pages, map_slab=MappedAhead(), spare_bytes=staging_bytes
+    )  # fmt: skip
     item_bytes = model.kv_shape.dtype.itemsize
     specs, degraded = open_tiers(
         config.tiers, arena, item_bytes, parts.registry, parts.clock, parts.admission

@@ -7,7 +7,8 @@
 
 - hits: the first token of a prompt of 2,000 tokens that vLLM has itself, and that it has from our store in
   host memory after its own was forgotten, in turns.
-- overhead: prompts that nobody has seen, in turns with a vLLM that has no connector.
+- overhead: prompts that nobody has seen, in turns with a vLLM that has no connector; in several launches of
+  both, for one process may be slower than another by some percent as long as it runs.
 - lines: prompts that only a disk tier has, behind a line of a tenth of the rate at which loading takes as
   long as computing, of that rate, of ten times that, one that has stalled, and one of ten times that which
   gets ten times slower half-way through each load; loaded by what was measured, all, and none.
@@ -21,7 +22,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -37,6 +38,7 @@ _OFFLINE = {
 }  # fmt: skip
 _PARTS = ("hits", "overhead", "lines")
 _LONG, _SHORT = 2000, 1000
+_LAUNCHES = 3
 _LEARNING, _MEASURED, _MEASURED_ALL = 3, 8, 4
 _NONE, _ALL, _MEASURED_COSTS = "always-compute", "always-load", "measured"
 _BOUNDS = {"hits": 1.25, "overhead": 1.03, "lines": 1.05}
@@ -49,29 +51,34 @@ def main() -> None:
     """Run the benchmark."""
     arguments = _arguments()
     report: Figures = {}
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         console = Console(stderr=True)
 
-        def side(name: str, settings: Mapping[str, Any] | None) -> Side:
+        @contextmanager
+        def side(name: str, settings: Mapping[str, Any] | None) -> Iterator[Side]:
             told = "none" if settings is None else json.dumps(settings)
             command = [arguments.vllm, "vllm_connector_side", arguments.model, told]
-            begun = stack.enter_context(started(name, "", command, _OFFLINE, is_verbose=arguments.verbose))
-            begun.result()
-            return begun
+            with started(name, "", command, _OFFLINE, is_verbose=arguments.verbose) as begun:
+                begun.result()
+                yield begun
 
-        cache = {"cache_path": f"{folder}/cache"}
+        memory = {"host_bytes": 4 << 30, "cache_path": f"{folder}/cache"}
+        disk = memory | {"host_bytes": 0, "disk_bytes": 4 << 30, "disk_path": f"{folder}/disk"}
         prompts = _prompts(random.Random(5))  # noqa: S311 - prompts, no secrets
-        if "hits" in arguments.only or "overhead" in arguments.only:
-            ours = side("ours", {"host_bytes": 4 << 30, **cache})
-            if "hits" in arguments.only:
+        if "hits" in arguments.only:
+            with side("ours", memory) as ours:
                 report["hits"] = hits(ours, prompts)
-                console.print(report["hits"])
-            if "overhead" in arguments.only:
-                report["overhead"] = overhead(ours, side("without", None), prompts)
-                console.print(report["overhead"])
+            console.print(report["hits"])
+        if "overhead" in arguments.only:
+            pairs = list[tuple[float, float]]()
+            for _ in range(_LAUNCHES):
+                with side("ours", memory) as ours, side("without", None) as without:
+                    pairs += unseen(ours, without, prompts)
+            report["overhead"] = overhead(pairs)
+            console.print(report["overhead"])
         if "lines" in arguments.only:
-            disk = {"host_bytes": 0, "disk_bytes": 4 << 30, "disk_path": f"{folder}/disk", **cache}
-            report["lines"] = lines(side("ours", disk), prompts, console)
+            with side("ours", disk) as ours:
+                report["lines"] = lines(ours, prompts, console)
     Console().print(_table(report))
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -94,15 +101,19 @@ def hits(ours: Side, prompts: Iterator[list[int]]) -> Figures:
     }
 
 
-def overhead(ours: Side, without: Side, prompts: Iterator[list[int]]) -> Figures:
-    """Return the times of prompts that nobody has seen, and the ratio in pairs."""
+def unseen(ours: Side, without: Side, prompts: Iterator[list[int]]) -> list[tuple[float, float]]:
+    """Return the times of prompts that nobody has seen, ours and without, in pairs."""
     pairs = []
     for number in range(2 + 2 * _MEASURED):
         prompt, times = next(prompts), dict[str, float]()
         for side in (ours, without) if number % 2 else (without, ours):
             times[side.name] = side.ask("ttft_s", prompt=prompt)
         pairs.append((times["ours"], times["without"]))
-    pairs = pairs[2:]
+    return pairs[2:]
+
+
+def overhead(pairs: Sequence[tuple[float, float]]) -> Figures:
+    """Return the medians of such pairs, and of their ratios."""
     return {
         "ours_s": median(ours for ours, _ in pairs),
         "without_s": median(without for _, without in pairs),

@@ -42,6 +42,10 @@ class PrefixdMetrics(KVConnectorPromMetrics):
             name: self._counter_cls(name=f"vllm:prefixd_{name}", documentation=about, labelnames=labelnames)
             for name, about in NAMES.items()
         }
+        # Each shows 0 from the start, so that a rate of it can be told from the first count on.
+        for values in per_engine_labelvalues.values():
+            for counter in self._counters.values():
+                counter.labels(*values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add an interval's counts."""

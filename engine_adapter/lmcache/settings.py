@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_adapter.engine.request import Mode
-from engine_adapter.foreign_settings import is_number, parsed, setting
-from kvstore.errors import ConfigError
+from engine_adapter.foreign_settings import (
+    COUNT,
+    LIFETIME,
+    MODE,
+    SHARE,
+    WAIT,
+    check,
+    parsed,
+    require_room,
+    setting,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class AdapterSettings:
         "serve",
         "`serve` loads and stores; `verify` does, but finds nothing for a share of the lookups and compares "
         "what the engine stores then; `observe` stores and counts only; `off` does nothing.",
+        MODE,
     )
     host_bytes: int = setting(4 << 30, "Memory of this process for chunks, without a `store`; 0: none.")
     disk_bytes: int = setting(0, "Disk space for chunks, without a `store`; 0: none.")
@@ -37,18 +46,23 @@ class AdapterSettings:
         512 << 20,
         "Memory beside `host_bytes` for what is on its way; with a `store`, for what is. A few chunks must "
         "fit.",
+        COUNT,
     )
-    chunk_tokens: int = setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.")
+    chunk_tokens: int = setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.", COUNT)
     weights: str = setting(
         "",
         "What tells these weights from others of the same name, in words of your own. LMCache knows a model "
         "by its name alone.",
     )
-    num_workers: int = setting(4, "Threads that copy chunks in, and as many that copy them out.")
-    lookup_deadline_s: float = setting(1.0, "Longest wait for media that have to be asked, as Redis is.")
-    load_deadline_s: float = setting(10.0, "Longest wait for a chunk; what has not come is a miss.")
-    verify_share: float = setting(0.05, "Share of the lookups that mode `verify` has computed again.")
-    ttl_s: float | None = setting(None, "Life of a chunk from its last use on; unset: the store's own.")
+    num_workers: int = setting(4, "Threads that copy chunks in, and as many that copy them out.", COUNT)
+    lookup_deadline_s: float = setting(
+        1.0, "Longest wait for media that have to be asked, as Redis is.", WAIT
+    )
+    load_deadline_s: float = setting(10.0, "Longest wait for a chunk; what has not come is a miss.", WAIT)
+    verify_share: float = setting(0.05, "Share of the lookups that mode `verify` has computed again.", SHARE)
+    ttl_s: float | None = setting(
+        None, "Life of a chunk from its last use on; unset: the store's own.", LIFETIME
+    )
     prefill_tokens_per_s: float = setting(
         0.0,
         "How fast the engine computes prompts. With the prefetch policy `prefixd`, chunks that would come "
@@ -56,28 +70,10 @@ class AdapterSettings:
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_workers", "chunk_tokens", "staging_bytes"):
-            self._require(name, self._is_count(name) and getattr(self, name) >= 1, "a number of at least 1")
-        for name in ("host_bytes", "disk_bytes", "redis_bytes"):
-            self._require(name, self._is_count(name) and getattr(self, name) >= 0, "a number of bytes")
-        for name in ("lookup_deadline_s", "load_deadline_s", "verify_share", "prefill_tokens_per_s"):
-            self._require(name, is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
-        self._require("verify_share", self.verify_share <= 1, "at most 1")
-        ttl_s = self.ttl_s
-        self._require("ttl_s", ttl_s is None or (is_number(ttl_s) and ttl_s > 0), "more than 0")
-        modes = [mode.value for mode in Mode]
-        self._require("mode", self.mode in modes, f"one of {', '.join(modes)}")
-        has_tier = bool(self.store or self.host_bytes or self.disk_bytes or self.redis_url)
-        self._require("host_bytes", has_tier, "more than 0 where there is no other tier and no store")
+        check(self)
+        require_room(self, "host_bytes", "disk_bytes", "redis_url", "store")
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AdapterSettings:
         """Return the settings that ``adapter_params`` names. Raises ``ConfigError``."""
         return parsed(cls, given)
-
-    def _is_count(self, name: str) -> bool:
-        return type(getattr(self, name)) is int
-
-    def _require(self, name: str, is_right: bool, wanted: str) -> None:
-        if not is_right:
-            raise ConfigError(name, f"must be {wanted}, not {getattr(self, name)!r}")

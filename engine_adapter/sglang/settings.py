@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_adapter.engine.request import Mode
-from engine_adapter.foreign_settings import is_number, parsed, setting
-from kvstore.errors import ConfigError
+from engine_adapter.foreign_settings import LIFETIME, MODE, SHARE, WAIT, check, parsed, require_room, setting
 
 SGLANGS_OWN = frozenset(
     {"backend_name", "module_path", "class_name", "interface_v1", "allocator", "file_storage_path"}
@@ -30,6 +28,7 @@ class AdapterSettings:
         "serve",
         "`serve` loads and stores; `verify` does, but finds nothing for a share of the prompts, and compares "
         "what SGLang computes and stores then; `observe` stores and counts only; `off` does nothing.",
+        MODE,
     )
     host_bytes: int = setting(4 << 30, "Memory of each rank's process for pages, without a `store`; 0: none.")
     disk_bytes: int = setting(0, "Disk space of each rank for pages, without a `store`; 0: none.")
@@ -37,12 +36,18 @@ class AdapterSettings:
         "~/.cache/prefixd/sglang-pages", "Folder of those, with one of its own for each rank."
     )
     cache_path: str = setting("~/.cache/prefixd", "Folder where digests of weights are kept between starts.")
-    lookup_deadline_s: float = setting(1.0, "Longest wait for media that have to be asked, as Redis is.")
-    load_deadline_s: float = setting(
-        10.0, "Longest wait for a batch of pages; what has not come is computed."
+    lookup_deadline_s: float = setting(
+        1.0, "Longest wait for media that have to be asked, as Redis is.", WAIT
     )
-    verify_share: float = setting(0.05, "Share of the prompts found that mode `verify` has computed again.")
-    ttl_s: float | None = setting(None, "Life of a page from its last use on; unset: the store's own.")
+    load_deadline_s: float = setting(
+        10.0, "Longest wait for a batch of pages; what has not come is computed.", WAIT
+    )
+    verify_share: float = setting(
+        0.05, "Share of the prompts found that mode `verify` has computed again.", SHARE
+    )
+    ttl_s: float | None = setting(
+        None, "Life of a page from its last use on; unset: the store's own.", LIFETIME
+    )
     salt: str = setting(
         "", "A secret that keeps pages apart from those of servers without it. SGLang's keys hold each "
         "request's own.",
@@ -54,22 +59,10 @@ class AdapterSettings:
     )
 
     def __post_init__(self) -> None:
-        for name in ("host_bytes", "disk_bytes"):
-            self._require(name, type(getattr(self, name)) is int and getattr(self, name) >= 0, "bytes")
-        for name in ("lookup_deadline_s", "load_deadline_s", "verify_share"):
-            self._require(name, is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
-        self._require("verify_share", self.verify_share <= 1, "at most 1")
-        self._require("ttl_s", self.ttl_s is None or (is_number(self.ttl_s) and self.ttl_s > 0), "above 0")
-        modes = [mode.value for mode in Mode]
-        self._require("mode", self.mode in modes, f"one of {', '.join(modes)}")
-        has_tier = bool(self.store or self.host_bytes or self.disk_bytes)
-        self._require("host_bytes", has_tier, "more than 0 where there is neither a disk tier nor a store")
+        check(self)
+        require_room(self, "host_bytes", "disk_bytes", "store")
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> AdapterSettings:
         """Return the settings among ``given``, SGLang's own left out. Raises ``ConfigError``."""
         return parsed(cls, {name: value for name, value in given.items() if name not in SGLANGS_OWN})
-
-    def _require(self, name: str, is_right: bool, wanted: str) -> None:
-        if not is_right:
-            raise ConfigError(name, f"must be {wanted}, not {getattr(self, name)!r}")

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_adapter.engine.request import Mode
-from engine_adapter.foreign_settings import is_number, parsed, setting
-from kvstore.errors import ConfigError
-from kvstore.retention import MAX_LIFETIME_S
+from engine_adapter.foreign_settings import (
+    LIFETIME,
+    MODE,
+    SHARE,
+    WAIT,
+    Bounds,
+    check,
+    parsed,
+    require_room,
+    setting,
+)
 
 _CACHE = Path("~/.cache/prefixd")
 
@@ -29,8 +36,9 @@ class AdapterSettings:
         "serve",
         "`serve` loads and stores; `verify` does, but has a share of the hits computed and compared; "
         "`observe` stores and counts only; `off` does nothing.",
+        MODE,
     )
-    host_bytes: int = setting(4 << 30, "Memory of this process for blocks, without a `store`.")
+    host_bytes: int = setting(4 << 30, "Memory of this process for blocks, without a `store`; 0: none.")
     disk_bytes: int = setting(0, "Disk space for blocks, without a `store`; 0: none.")
     disk_path: str = setting(str(_CACHE / "vllm-blocks"), "Folder of those; one engine at a time uses it.")
     cache_path: str = setting(
@@ -45,10 +53,15 @@ class AdapterSettings:
         "auto",
         "`sync`: before the step that needs it; `async`: while others compute; `auto`: from memory of this "
         "process the one, from elsewhere the other. With tensor parallelism always `async`.",
+        Bounds(one_of=("auto", "sync", "async")),
     )
-    load_deadline_s: float = setting(10.0, "Longest wait for a load; what has not come is computed.")
-    verify_share: float = setting(0.05, "Share of the hits that mode `verify` has computed and compared.")
-    ttl_s: float | None = setting(None, "Life of a block from its last use on; unset: the store's own.")
+    load_deadline_s: float = setting(10.0, "Longest wait for a load; what has not come is computed.", WAIT)
+    verify_share: float = setting(
+        0.05, "Share of the hits that mode `verify` has computed and compared.", SHARE
+    )
+    ttl_s: float | None = setting(
+        None, "Life of a block from its last use on; unset: the store's own.", LIFETIME
+    )
     weights: str = setting(
         "",
         "What tells these weights from any others, in words of your own, where there are no "
@@ -56,22 +69,8 @@ class AdapterSettings:
     )
 
     def __post_init__(self) -> None:
-        _require("mode", self.mode, [mode.value for mode in Mode])
-        _require("loading", self.loading, ["auto", "sync", "async"])
-        for name, least in {
-            "host_bytes": 0,
-            "disk_bytes": 0,
-            "load_deadline_s": 0,
-            "verify_share": 0,
-        }.items():
-            if not is_number(getattr(self, name)) or getattr(self, name) < least:
-                raise ConfigError(name, f"must be a number of at least {least}")
-        if self.verify_share > 1:
-            raise ConfigError("verify_share", "must be at most 1")
-        if self.ttl_s is not None and not (is_number(self.ttl_s) and 0 < self.ttl_s <= MAX_LIFETIME_S):
-            raise ConfigError("ttl_s", f"must be above 0 and at most {MAX_LIFETIME_S} seconds, or unset")
-        if not self.store and not self.host_bytes and not self.disk_bytes:
-            raise ConfigError("host_bytes", "without a store at least one tier needs room")
+        check(self)
+        require_room(self, "host_bytes", "disk_bytes", "store")
 
     @property
     def is_shared(self) -> bool:
@@ -82,8 +81,3 @@ class AdapterSettings:
     def parse(cls, given: Mapping[str, Any]) -> AdapterSettings:
         """Return the settings that ``kv_connector_extra_config`` names. Raises ``ConfigError``."""
         return parsed(cls, given)
-
-
-def _require(setting: str, value: str, known: list[str]) -> None:
-    if value not in known:
-        raise ConfigError(setting, f"{value!r} is not one of {', '.join(known)}")

@@ -308,39 +308,8 @@ def test_the_prefix_may_end_where_a_slower_tier_begins() -> None:
     assert num_worth_having(columns, 256, 1e5, loads, ()) == 3
 
 
-@pytest.mark.parametrize(
-    ("params", "setting"),
-    [
-        ({"mode": "on"}, "mode"),
-        ({"hostbytes": 1}, "hostbytes"),
-        ({"host_bytes": "4GiB"}, "host_bytes"),
-        ({"host_bytes": 0}, "host_bytes"),
-        ({"num_workers": 0}, "num_workers"),
-        ({"verify_share": 2}, "verify_share"),
-        ({"ttl_s": 0}, "ttl_s"),
-        ({"store": 7}, "store"),
-        ({"host_bytes": True}, "host_bytes"),
-    ],
-)
-def test_odd_settings_are_refused(params: dict[str, Any], setting: str) -> None:
-    with pytest.raises(ConfigError, match=setting):
-        AdapterSettings.parse(params)
-
-
 def test_a_disk_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = AdapterSettings(disk_bytes=1 << 20, disk_path=str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="disk_path"):
         open_store(settings)
-
-
-def test_the_page_lists_every_setting() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text(encoding="utf-8")
-    told = page.partition("## Settings")[2].partition("## ")[0]
-    rows = [line for line in told.splitlines() if line.startswith("| `")]
-    assert rows == [_row(name, each) for name, each in AdapterSettings.__dataclass_fields__.items()]
-
-
-def _row(name: str, each: Any) -> str:
-    shown = "unset" if each.default is None else f"`{each.default!r}`".replace("'", '"')
-    return f"| `{name}` | {shown} | {each.metadata['meaning']} |"

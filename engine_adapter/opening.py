@@ -28,6 +28,7 @@ CLOSE_S = 10.0
 """How long closing a store may take."""
 _BYTES_OF_A_NUMBER = 2
 _SETTINGS = {"redis": "redis_url"}
+_WITHOUT = "runs without this tier: "
 
 
 def builtin_registry() -> Registry:
@@ -59,12 +60,20 @@ def open_tiers(
         try:
             opened.specs.append(_tier_spec(setup, arena, item_bytes, registry, clock, admission))
         except BackendError as error:
-            opened.degraded[setup.name] = f"runs without this tier: {error.reason}"
+            opened.degraded[setup.name] = _WITHOUT + error.reason
     return opened
 
 
-def memory_and_disk(host_bytes: int, disk_bytes: int, disk_path: Path) -> Iterator[TierSetup]:
-    """Yield the tiers that a foreign engine's process has of its own; 0 bytes: none."""
+def memory_and_disk(
+    host_bytes: int, disk_bytes: int, disk_path: Path, block_bytes: int = 0
+) -> Iterator[TierSetup]:
+    """Yield the tiers that a foreign engine's process has of its own; 0 bytes: none.
+
+    Raises ``ConfigError`` for one without room for a block of ``block_bytes``.
+    """
+    for name, budget_bytes in ((HOST, host_bytes), ("disk", disk_bytes)):
+        if 0 < budget_bytes < block_bytes:
+            raise ConfigError(f"{name}_bytes", f"{budget_bytes} hold no block, which takes {block_bytes}")
     if host_bytes:
         yield TierSetup(HOST, host_bytes, "lru", "through")
     if disk_bytes:
@@ -88,7 +97,7 @@ def require_all(degraded: Mapping[str, str], close: Callable[[], None]) -> None:
     """Close what was opened and raise ``ConfigError`` if a tier is ``degraded``."""
     for tier, reason in degraded.items():
         close()
-        raise ConfigError(_SETTINGS.get(tier, f"{tier}_path"), reason)
+        raise ConfigError(_SETTINGS.get(tier, f"{tier}_path"), reason.removeprefix(_WITHOUT))
 
 
 def host_bytes_of(setups: Sequence[TierSetup]) -> int:

@@ -24,9 +24,9 @@ def open_store(settings: AdapterSettings, rank: str, page_bytes: int) -> BlockSt
     on_way_bytes = 3 * MOST_ON_WAY * slot_stride(page_bytes)
     if settings.store:
         return connect(settings.store, settings.token or None, memory_bytes=on_way_bytes)
-    return open_whole(list(_setups(settings, rank)), on_way_bytes)
+    return open_whole(list(_setups(settings, rank, page_bytes)), on_way_bytes)
 
 
-def _setups(settings: AdapterSettings, rank: str) -> Iterator[TierSetup]:
+def _setups(settings: AdapterSettings, rank: str, page_bytes: int) -> Iterator[TierSetup]:
     folder = Path(settings.disk_path).expanduser() / rank
-    return memory_and_disk(settings.host_bytes, settings.disk_bytes, folder)
+    return memory_and_disk(settings.host_bytes, settings.disk_bytes, folder, page_bytes)

@@ -74,7 +74,7 @@ class OpenStores:
 def _opened(engine: str, settings: AdapterSettings, block_bytes: int, *, is_served: bool) -> _Opened:
     if settings.store:
         return _connected(settings.store, settings, block_bytes)
-    setups = tuple(_setups(settings))
+    setups = tuple(_setups(settings, block_bytes))
     if is_served:
         sidecar = open_sidecar(SidecarConfig(setups, settings.ttl_s, {}, _socket_of(engine)))
         require_all(sidecar.degraded, sidecar.close)
@@ -88,9 +88,9 @@ def _connected(address: str, settings: AdapterSettings, block_bytes: int) -> _Op
     return _Opened(store, partial(store.close, CLOSE_S))
 
 
-def _setups(settings: AdapterSettings) -> Iterator[TierSetup]:
+def _setups(settings: AdapterSettings, block_bytes: int) -> Iterator[TierSetup]:
     folder = Path(settings.disk_path).expanduser()
-    return memory_and_disk(settings.host_bytes, settings.disk_bytes, folder)
+    return memory_and_disk(settings.host_bytes, settings.disk_bytes, folder, block_bytes)
 
 
 def _socket_of(engine: str) -> Path:

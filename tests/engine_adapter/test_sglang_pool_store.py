@@ -124,11 +124,18 @@ def test_what_is_there_counts_as_stored(store: TieredStore) -> None:
 
 def test_a_page_that_finds_no_room_counts_as_refused() -> None:
     counts = Counts()
-    small = open_store(AdapterSettings(host_bytes=PAGE_BYTES // 2), "rank", PAGE_BYTES)
+    small = open_store(AdapterSettings(host_bytes=PAGE_BYTES // 2), "rank", PAGE_BYTES // 2)
     pages = PoolStore(small, KIND, SETTINGS, counts)
     assert put(pages, 1) == [False]
     assert counts.all()["pages_refused"] == 1
     small.close()
+
+
+def test_tiers_without_room_for_a_page_are_refused() -> None:
+    with pytest.raises(ConfigError, match=f"host_bytes: 16 hold no block, which takes {PAGE_BYTES}"):
+        open_store(AdapterSettings(host_bytes=16), "rank", PAGE_BYTES)
+    with pytest.raises(ConfigError, match="disk_bytes"):
+        open_store(AdapterSettings(disk_bytes=16), "rank", PAGE_BYTES)
 
 
 def test_ends_of_prompts_are_evicted_before_their_beginnings() -> None:

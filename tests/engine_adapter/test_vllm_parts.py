@@ -238,3 +238,10 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Any) -> 
     with pytest.raises(ConfigError) as refused:
         OpenStores().open("engine", settings, 64)
     assert refused.value.setting == "disk_path"
+    assert refused.value.reason.startswith(str(tmp_path / "file"))
+
+
+def test_tiers_without_room_for_a_block_are_refused() -> None:
+    for is_served in (False, True):
+        with pytest.raises(ConfigError, match="host_bytes: 16 hold no block, which takes 64"):
+            OpenStores().open("engine", AdapterSettings(host_bytes=16), 64, is_served=is_served)

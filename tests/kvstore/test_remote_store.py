@@ -148,6 +148,21 @@ def test_a_client_goes_on_without_its_server_and_finds_the_next_one(site: Site) 
     assert got(client, keys[1]) == bytes(payload(1))
 
 
+def test_an_address_where_nothing_answers_is_told_in_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    connect(f"unix://{site.path}").close()
+    connect("http://someone:secret@127.0.0.1:1").close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"prefixd: no store answers at {place}: everything misses until one does"
+        for place in (f"unix://{site.path}", "http://127.0.0.1:1")
+    ]
+    caplog.clear()
+    site.serve()
+    connect(f"unix://{site.path}").close()
+    assert caplog.records == []
+
+
 def test_without_any_server_everything_misses(site: Site) -> None:
     client = site.connect()
     keys = keys_of(client, 1)

@@ -11,6 +11,7 @@ from engine_adapter.faults import Faults
 from engine_adapter.vllm.announcing import Event
 from engine_adapter.vllm.deciding import work_of
 from engine_adapter.vllm.identity import Scopes, of_scope
+from engine_adapter.vllm.keeping import CostKeeper
 from engine_adapter.vllm.orders import LoadOrder, Step, StoreOrder, Told
 from engine_adapter.vllm.promising import Promiser
 from engine_adapter.vllm.tracking import Tracked
@@ -31,7 +32,7 @@ class SchedulerSide:
         self._store = promiser.store
         self._announcer = promiser.announcer
         self._settings = promiser.settings
-        self._kept = kept
+        self._keeper = CostKeeper(promiser.decider.costs, kept, promiser.store.now_s())
         self._faults = faults
         self._is_off = Mode(self._settings.mode) is Mode.OFF
         self._requests: dict[str, Tracked] = {}
@@ -91,7 +92,8 @@ class SchedulerSide:
     def note_output(self, finished: Iterable[str], failed_ids: set[int], told: Told) -> None:
         """Note what the workers say of a step that is over."""
         self._num_failures += bool(failed_ids)
-        self._decider.note_made(told, self._store.now_s())
+        now_s = self._store.now_s()
+        self._decider.note_made(told, now_s)
         self._decider.learn_arrivals(self.promiser.prober.arrivals())
         self.counts.add(told.counts)
         if self._announcer is not None:
@@ -106,6 +108,7 @@ class SchedulerSide:
                 del self._loading[request_id]
                 if tracked is not None:
                     tracked.loaded(is_failed=is_failed)
+        self._keeper.keep(now_s)
 
     def ended(self, request: Any) -> None:
         """Note that a request is finished."""
@@ -136,7 +139,7 @@ class SchedulerSide:
         for tracked in self._requests.values():
             tracked.release()
         self.promiser.prober.close()
-        self._kept.write(self._decider.costs.known())
+        self._keeper.close()
 
     def _tracked(self, request: Any) -> Tracked | None:
         """Return what is known of a request; ``None``: it is left alone."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from engine_adapter.cost_file import CostFile
+from engine_adapter.vllm import keeping
 from tests.engine_adapter.vllm_rig import BLOCK, PROMPT, WHOLE, OpenVllm, request
+from tests.eventually import eventually
 
 
 @pytest.mark.parametrize("loading", ["sync", "async"])
@@ -198,3 +201,13 @@ def test_a_request_asked_about_again_is_promised_the_same_and_leaves_no_lease(op
     vllm.side.ended(asked)
 
     assert vllm.store.evict(vllm.side._tracked(request(PROMPT)).keys[0]) == WHOLE // BLOCK  # type: ignore[union-attr]
+
+
+def test_costs_are_kept_though_nobody_closes_it(open_vllm: OpenVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops vLLM's server has its engine killed."""
+    vllm = open_vllm()
+    vllm.serve(request(PROMPT))
+    assert CostFile(vllm.folder, "test").read().steps == ()
+    monkeypatch.setattr(keeping, "_BETWEEN_S", 0.0)
+    vllm.serve(request(PROMPT))
+    eventually(lambda: CostFile(vllm.folder, "test").read().steps != ())

@@ -57,6 +57,28 @@ def test_every_family_that_is_served_is_documented() -> None:
     assert {name for name in SUPPORTED_ARCHITECTURES if f"`{name}`" not in page} == set()
 
 
+ENGINES = sorted(pins.parent.name for pins in REPOSITORY.glob("tests/engines/*/requirements.txt"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_is_in_the_table_of_what_is_compatible(engine: str) -> None:
+    pins = (REPOSITORY / "tests" / "engines" / engine / "requirements.txt").read_text()
+    (version,) = re.findall(rf"^{engine}(?:-cpu)?==(\S+)$", pins, re.MULTILINE)
+    page = (REPOSITORY / "docs" / "compatibility.md").read_text()
+    (name,) = re.findall(
+        rf"^\| \[(.+)\]\(#{engine}\) \| {re.escape(version)} \| `make test-{engine}` \|$", page, re.MULTILINE
+    )
+    told = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert f"]({engine}.md)" in told
+    rows = re.findall(r"^\| ([a-z ]+) \| .{9,} \|$", told, re.MULTILINE)
+    assert rows == ["works", "not yet run", "does not work"]
+
+
+def test_every_engine_has_its_command() -> None:
+    (named,) = re.findall(r"^ENGINES := (.+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert named.split() == ENGINES
+
+
 def commands_of(command: Any, name: str = "") -> Iterator[str]:
     if not hasattr(command, "commands"):
         yield name.strip()

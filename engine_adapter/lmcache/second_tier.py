@@ -19,6 +19,10 @@ from engine_adapter.lmcache.witnesses import Compare, Verdict, Witnesses
 from kvstore.interface import BlockStore
 from kvstore.leases import Hit
 
+COUNTS = (
+    "chunks_looked_up", "chunks_found", "chunks_loaded", "chunks_not_loaded", "chunks_stored",
+    "chunks_compared", "chunks_wrong",
+)  # fmt: skip
 _LEASE_S = 60.0
 _FLUSH_S = 5.0
 
@@ -47,7 +51,7 @@ class SecondTier:
     """
 
     def __init__(self, store: BlockStore, settings: AdapterSettings, version: str, compare: Compare) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self.locks = Locks()
         self.costs = LoadCosts(store.now_s)
         self.chunk_tokens = settings.chunk_tokens
@@ -75,7 +79,6 @@ class SecondTier:
 
         Chunks of one rank and group that stand together are a prefix: after a wrong one none is found.
         """
-        self._count("lookups")
         self._count("chunks_looked_up", len(keys))
         if self._mode is Mode.OFF:
             return [False] * len(keys)

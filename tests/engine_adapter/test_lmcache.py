@@ -19,7 +19,7 @@ from engine_adapter.lmcache.locks import Locks
 from engine_adapter.lmcache.opening import open_store
 from engine_adapter.lmcache.predecessors import Predecessors
 from engine_adapter.lmcache.prefetching import Column, num_worth_having
-from engine_adapter.lmcache.second_tier import Chunk, Kept, SecondTier
+from engine_adapter.lmcache.second_tier import COUNTS, Chunk, Kept, SecondTier
 from engine_adapter.lmcache.settings import AdapterSettings
 from engine_adapter.lmcache.tasks import Tasks
 from kvstore.errors import ConfigError
@@ -313,3 +313,9 @@ def test_a_disk_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     settings = AdapterSettings(disk_bytes=1 << 20, disk_path=str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="disk_path"):
         open_store(settings)
+
+
+def test_the_page_tells_of_every_count() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lmcache.md").read_text(encoding="utf-8")
+    assert tuple(tier_of().counts) == COUNTS
+    assert [name for name in COUNTS if f"`{name}`" not in page] == []

@@ -9,9 +9,9 @@ from typing import Any
 
 from engine_adapter.foreign_settings import (
     LIFETIME,
+    LOAD_WAIT,
     MODE,
     SHARE,
-    WAIT,
     Bounds,
     check,
     parsed,
@@ -55,7 +55,9 @@ class AdapterSettings:
         "process the one, from elsewhere the other. With tensor parallelism always `async`.",
         Bounds(one_of=("auto", "sync", "async")),
     )
-    load_deadline_s: float = setting(10.0, "Longest wait for a load; what has not come is computed.", WAIT)
+    load_deadline_s: float = setting(
+        10.0, "Longest wait for a load; what has not come is computed.", LOAD_WAIT
+    )
     verify_share: float = setting(
         0.05, "Share of the hits that mode `verify` has computed and compared.", SHARE
     )

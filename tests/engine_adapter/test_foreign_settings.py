@@ -13,6 +13,7 @@ from engine_adapter.sglang.settings import AdapterSettings as SglangSettings
 from engine_adapter.vllm.settings import AdapterSettings as VllmSettings
 from kvstore.errors import ConfigError
 
+NAN, INFINITY = float("nan"), float("inf")
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS: dict[str, Any] = {"lmcache": LmcacheSettings, "sglang": SglangSettings, "vllm": VllmSettings}
 each_engine = pytest.mark.parametrize("engine", KINDS)
@@ -39,9 +40,12 @@ def row(each: Any) -> str:
         ({"hots_bytes": 1}, "hots_bytes"), ({"store": 7}, "store"), ({"mode": "fast"}, "mode"),
         ({"host_bytes": "16GiB"}, "host_bytes"), ({"host_bytes": -1}, "host_bytes"),
         ({"host_bytes": True}, "host_bytes"), ({"host_bytes": 1e9}, "host_bytes"),
+        ({"host_bytes": 10**30}, "host_bytes"), ({"disk_bytes": NAN}, "disk_bytes"),
         ({"host_bytes": None}, "host_bytes"), ({"host_bytes": 0}, "host_bytes"),
         ({"load_deadline_s": "1"}, "load_deadline_s"), ({"load_deadline_s": 1e10}, "load_deadline_s"),
-        ({"load_deadline_s": float("nan")}, "load_deadline_s"), ({"verify_share": 2}, "verify_share"),
+        ({"load_deadline_s": NAN}, "load_deadline_s"), ({"load_deadline_s": 0}, "load_deadline_s"),
+        ({"load_deadline_s": INFINITY}, "load_deadline_s"), ({"verify_share": NAN}, "verify_share"),
+        ({"ttl_s": NAN}, "ttl_s"), ({"verify_share": 2}, "verify_share"),
         ({"ttl_s": 0}, "ttl_s"), ({"ttl_s": "1d"}, "ttl_s"), ({"ttl_s": 1e12}, "ttl_s"),
     ],
 )  # fmt: skip
@@ -72,10 +76,18 @@ def test_no_refusal_repeats_a_token() -> None:
     assert refused.value.reason == "must be a text"
 
 
-def test_threads_and_chunks_are_at_least_one() -> None:
-    for name in ("num_workers", "chunk_tokens", "staging_bytes"):
-        with pytest.raises(ConfigError, match=name):
-            LmcacheSettings.parse({name: 0})
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ({"num_workers": 0}, "num_workers"), ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"chunk_tokens": 1 << 21}, "chunk_tokens"), ({"staging_bytes": 0}, "staging_bytes"),
+        ({"lookup_deadline_s": 1e12}, "lookup_deadline_s"),
+        ({"prefill_tokens_per_s": INFINITY}, "prefill_tokens_per_s"),
+    ],
+)  # fmt: skip
+def test_what_lmcache_alone_is_asked_is_bounded_too(given: dict[str, Any], setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        LmcacheSettings.parse(given)
 
 
 def test_a_store_elsewhere_needs_no_room_here() -> None:

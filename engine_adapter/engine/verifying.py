@@ -10,8 +10,9 @@ import torch
 
 from backends.device import DevicePool
 from backends.kv_shape import KVShape
-from engine_adapter.engine.kv_forms import FP8
+from engine_adapter.closeness import are_close
 from engine_adapter.engine.sequence import Sequence
+from engine_adapter.witnesses import EverySoMany
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.leases import Hit
 from kvstore.loading import Ticket
@@ -19,9 +20,6 @@ from kvstore.store import TieredStore
 
 MOST_WITNESSES = 64
 """Blocks that are loaded to be compared, of all prompts; staging memory should hold as many."""
-_TOLERANCE = {
-    torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05, torch.int8: 0.3, FP8: 0.3,
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -35,9 +33,7 @@ class VerifyTally:
 class Verifier:
     """Loads blocks of chosen prompts beside their computing, and quarantines those that differ.
 
-    What is loaded for this is never used. Rounding depends on how a prompt was cut into steps, so each
-    layer's keys and values may differ by a small share of their norm; another block's differ by as much
-    as they are. In 8 bits that rounding tips codes over to the next one, so the share is larger. Used by
+    What is loaded for this is never used. Each layer's keys and values are compared by themselves. Used by
     the engine's thread alone.
     """
 
@@ -45,17 +41,12 @@ class Verifier:
         self.tally = VerifyTally()
         self._pool = pool
         self._store = store
-        self._share = share
-        self._owed = 0.0
+        self._chosen = EverySoMany(share)
         self._witnesses: dict[int, list[tuple[int, Ticket]]] = {}
 
     def selects(self) -> bool:
         """Say whether the next hit is to be verified: every so many, as the share says."""
-        self._owed += self._share
-        if self._owed < 1:
-            return False
-        self._owed -= 1
-        return True
+        return self._chosen.chooses()
 
     def summon(self, sequence: Sequence, hit: Hit, is_loadable: Callable[[int], bool]) -> None:
         """Begin to load blocks of ``hit``, evenly spread; the lease stays the caller's.
@@ -107,10 +98,7 @@ class Verifier:
 
 def is_close(shape: KVShape, computed: memoryview, stored: memoryview) -> bool:
     """Say whether two blocks, as they lie at rest, are the same but for rounding."""
-    ours, theirs = _numbers(shape, computed), _numbers(shape, stored)
-    error = (ours - theirs).norm(dim=1)
-    # Not ``<=`` turned around: what is not a number is not equal.
-    return bool((error <= _TOLERANCE[shape.dtype] * ours.norm(dim=1)).all())
+    return are_close(_numbers(shape, computed), _numbers(shape, stored), shape.dtype)
 
 
 def _numbers(shape: KVShape, data: memoryview | bytearray) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import groupby
 from threading import Lock
@@ -15,7 +15,7 @@ from engine_adapter.lmcache.identity import Identity, Layout, Namespaces, Place,
 from engine_adapter.lmcache.locks import Locks
 from engine_adapter.lmcache.predecessors import Predecessors
 from engine_adapter.lmcache.settings import AdapterSettings
-from engine_adapter.lmcache.witnesses import Compare, Verdict, Witnesses
+from engine_adapter.witnesses import Witnesses
 from kvstore.interface import BlockStore
 from kvstore.leases import Hit
 
@@ -23,6 +23,9 @@ COUNTS = (
     "chunks_looked_up", "chunks_found", "chunks_loaded", "chunks_not_loaded", "chunks_stored",
     "chunks_compared", "chunks_wrong",
 )  # fmt: skip
+Compare = Callable[[Layout, memoryview, memoryview], bool | None]
+"""Says whether two chunks are the same but for rounding; ``None``: chunks of this layout cannot be told."""
+
 _LEASE_S = 60.0
 _FLUSH_S = 5.0
 
@@ -60,7 +63,8 @@ class SecondTier:
         self._settings = settings
         self._mode = Mode(settings.mode)
         self._namespaces = Namespaces(Identity(version, settings.chunk_tokens, settings.weights))
-        self._witnesses = Witnesses(store, settings.verify_share, settings.load_deadline_s, compare)
+        self._witnesses = Witnesses(settings.verify_share)
+        self._is_close = compare
         self._predecessors = Predecessors()
         self._counting = Lock()
 
@@ -131,7 +135,7 @@ class SecondTier:
         if is_new:
             self._count("chunks_stored")
             return Kept.NEW
-        if self._mode is Mode.VERIFY and not self._compare(place, chunk):
+        if self._witnesses.take(place.key) and not self._is_right(place, chunk):
             return Kept.REFUSED
         return Kept.KNOWN if self._is_here(place) else Kept.REFUSED
 
@@ -158,9 +162,8 @@ class SecondTier:
 
     def _is_given(self, found: Mapping[Any, bytes]) -> bool:
         """Say whether what was found is given; in mode verify every so often it is computed again."""
-        if found and self._mode is Mode.VERIFY and self._witnesses.selects():
-            self._witnesses.await_all(found.values())
-            return False
+        if found and self._mode is Mode.VERIFY:
+            return not self._witnesses.summon(found.values())
         return self._mode is not Mode.OBSERVE
 
     def _look_up(self, keys: Sequence[bytes]) -> Hit:
@@ -180,13 +183,19 @@ class SecondTier:
     def _is_here(self, place: Place) -> bool:
         return self.are_here([place])[0]
 
-    def _compare(self, place: Place, chunk: Chunk) -> bool:
-        verdict = self._witnesses.compare(place.key, chunk.layout, chunk.data)
-        if verdict is not Verdict.NOT_COMPARED:
-            self._count("chunks_compared")
-        if verdict is Verdict.WRONG:
+    def _is_right(self, place: Place, chunk: Chunk) -> bool:
+        """Compare a chunk that was computed again with the one that is here; a wrong one is kept out."""
+        stored = memoryview(bytearray(len(chunk.data)))
+        if not self._store.get_into(place.key, stored, self._settings.load_deadline_s):
+            return True
+        is_right = self._is_close(chunk.layout, chunk.data, stored)
+        if is_right is None:
+            return True
+        self._count("chunks_compared")
+        if not is_right:
             self._count("chunks_wrong")
-        return verdict is not Verdict.WRONG
+            self._store.quarantine(place.key)
+        return is_right
 
     def _count(self, name: str, amount: int = 1) -> None:
         with self._counting:

@@ -13,7 +13,7 @@ from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.loads import load_each
 from engine_adapter.sglang.memory import Pieces, gather, num_bytes, scatter
 from engine_adapter.sglang.settings import AdapterSettings
-from engine_adapter.sglang.witnesses import Witnesses
+from engine_adapter.witnesses import Witnesses
 from kvstore.absences import Cause
 from kvstore.interface import BlockStore
 from kvstore.loading import LoadedBlock

@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 
+from engine_adapter.closeness import are_close
 from kvstore.errors import ConfigError
 
 
@@ -33,12 +34,11 @@ class Pool:
         for layer, kept in zip(self._layers, self._parts(data), strict=True):
             layer[block_id].copy_(kept)
 
-    def is_close(self, block_id: int, stored: memoryview, tolerance: float) -> bool:
+    def is_close(self, block_id: int, stored: memoryview) -> bool:
         """Say whether a block is the stored one but for rounding, layer by layer."""
         for layer, kept in zip(self._layers, self._parts(stored), strict=True):
-            ours, theirs = layer[block_id].float().cpu(), kept.float()
-            # Not ``>`` turned around: what is not a number is not equal.
-            if not bool((ours - theirs).norm() <= tolerance * ours.norm()):
+            computed = layer[block_id].cpu()
+            if not are_close(computed.reshape(1, -1), kept.reshape(1, -1), layer.dtype):
                 return False
         return True
 

@@ -14,6 +14,7 @@ from engine_adapter.vllm.deciding import Decider
 from engine_adapter.vllm.probing import Prober
 from engine_adapter.vllm.settings import AdapterSettings
 from engine_adapter.vllm.tracking import Tracked
+from engine_adapter.witnesses import EverySoMany
 from kvstore.interface import BlockStore
 from policies.leading import Leading
 
@@ -43,7 +44,10 @@ class Promiser:
     counts: Counts
     announcer: Announcer | None
     _given: dict[str, Promise] = field(default_factory=dict)
-    _verify_owed: float = 0.0
+    _verified: EverySoMany = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._verified = EverySoMany(self.settings.verify_share)
 
     def is_asking(self, tracked: Tracked) -> bool:
         """Say whether media that others write to have still to answer, and begin to ask them."""
@@ -123,9 +127,5 @@ class Promiser:
             self.counts.count("tokens_observed", leading.num_blocks * tracked.block_tokens)
             return nothing
         if mode is Mode.VERIFY:
-            self._verify_owed += self.settings.verify_share
-            if self._verify_owed >= 1:
-                self._verify_owed -= 1
-                tracked.is_compared = True
-                return nothing
-        return leading
+            tracked.is_compared = self._verified.chooses()
+        return nothing if tracked.is_compared else leading

@@ -16,8 +16,6 @@ from kvstore.interface import BlockStore
 _COMPARE_S = 1.0
 _IDLE_S = 0.01
 _LOOK_S = 0.002
-# Rounding depends on how a prompt was cut into steps; another block's numbers differ by as much as they are.
-_TOLERANCE = 0.05
 
 
 class WorkerSide:
@@ -149,6 +147,6 @@ class WorkerSide:
         except StoreClosedError:
             return
         self._told.count("blocks_compared")
-        if not self.pool.is_close(block_id, stored, _TOLERANCE):
+        if not self.pool.is_close(block_id, stored):
             self._told.count("blocks_wrong")
             self._store.quarantine(key)

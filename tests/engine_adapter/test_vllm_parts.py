@@ -46,8 +46,17 @@ def test_a_block_that_is_read_and_written_is_the_same() -> None:
     pool.read(2, data)
     pool.write(4, data)
     assert all(torch.equal(cache[2], cache[4]) for cache in caches.values())
-    assert pool.is_close(4, data, 0.0)
-    assert not pool.is_close(1, data, 0.05)
+    assert pool.is_close(4, data)
+    assert not pool.is_close(1, data)
+
+
+def test_full_numbers_may_differ_less_than_half_ones() -> None:
+    for dtype, is_close in ((torch.bfloat16, True), (torch.float32, False)):
+        pool = Pool({"a": torch.ones(2, 4, dtype=dtype)}, 2)
+        data = memoryview(bytearray(pool.block_bytes))
+        pool.read(0, data)
+        torch.frombuffer(data, dtype=dtype).mul_(1.01)
+        assert pool.is_close(0, data) == is_close
 
 
 def test_a_number_that_is_none_is_close_to_nothing() -> None:
@@ -56,7 +65,7 @@ def test_a_number_that_is_none_is_close_to_nothing() -> None:
     data = memoryview(bytearray(pool.block_bytes))
     pool.read(0, data)
     cache[0, 0] = float("nan")
-    assert not pool.is_close(0, data, 0.05)
+    assert not pool.is_close(0, data)
 
 
 def test_a_block_may_be_several_of_the_kernel() -> None:

@@ -20,6 +20,7 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any, NamedTuple
 
+from engine_adapter.foreign_weights import named_digest
 from kvstore.keys import KEY_BYTES
 from kvstore.namespace import Namespace, canonical_json
 
@@ -87,9 +88,8 @@ class Identity:
             "key_format": _KEY_FORMAT,
             "lmcache": self.version,
         }
-        named = json.dumps([key.model_name, self.weights]).encode()
         return Namespace(
-            weights=blake2b(named, digest_size=16, person=b"prefixd-named").hexdigest(),
+            weights=named_digest(json.dumps([key.model_name, self.weights])),
             model_config=canonical_json(facts),
             compute_dtype=",".join(layout.dtypes),
             kv_dtype=",".join(layout.dtypes),

@@ -9,6 +9,7 @@ from itertools import groupby
 from threading import Lock
 from typing import Any, NamedTuple
 
+from engine_adapter.asking import ask_media
 from engine_adapter.engine.request import Mode
 from engine_adapter.lmcache.costs import LoadCosts
 from engine_adapter.lmcache.identity import Identity, Layout, Namespaces, Place, place_in
@@ -88,7 +89,8 @@ class SecondTier:
             return [False] * len(keys)
         placed = [(key, self.place(key, layouts.get(key.object_group_id))) for key in keys]
         known = {key: place.key for key, place in placed if place is not None}
-        self._inquire(list(known.values()))
+        if known:
+            ask_media(self._store, list(known.values()), self._settings.lookup_deadline_s)
         hits = [(row, self._look_up([known[key] for key in row])) for row in _rows(known)]
         found = {
             key: known[key]
@@ -169,12 +171,6 @@ class SecondTier:
     def _look_up(self, keys: Sequence[bytes]) -> Hit:
         self._predecessors.learn(keys)
         return self._store.lookup(keys, lease_s=_LEASE_S, ttl_s=self._settings.ttl_s)
-
-    def _inquire(self, keys: Sequence[bytes]) -> None:
-        deadline_s = self._settings.lookup_deadline_s
-        asked = self._store.inquire(keys, self._store.now_s() + deadline_s) if keys else None
-        if asked is not None and not asked.wait(deadline_s):
-            asked.abandon()
 
     def _put(self, place: Place, data: memoryview) -> bool:
         parent = self._predecessors.of(place.key)

@@ -6,12 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from engine_adapter.asking import ask_media
 from engine_adapter.engine.request import Mode
 from engine_adapter.sglang.comparing import is_close
 from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.loads import load_each
 from engine_adapter.sglang.memory import Pieces, gather, num_bytes, scatter
+from engine_adapter.sglang.pool_hits import leading
 from engine_adapter.sglang.settings import AdapterSettings
 from engine_adapter.witnesses import Witnesses
 from kvstore.absences import Cause
@@ -45,11 +47,11 @@ class PoolStore:
         if self._mode is Mode.OFF or not keys:
             return [False] * len(keys)
         ours = self._scoped(keys)
-        self._inquire(ours)
+        ask_media(self._store, ours, self._settings.lookup_deadline_s, self._kind.page_bytes)
         hit = self._store.lookup(ours, ttl_s=self._settings.ttl_s)
         is_here = [tier is not None for tier in hit.tiers]
         hit.release()
-        num_found = is_here.index(False) if False in is_here else len(is_here)
+        num_found = leading(is_here)
         self._counts.count("pages_looked_up", len(keys))
         self._counts.count("pages_found", num_found)
         if self._mode is Mode.OBSERVE or (num_found and self._witnesses.summon(ours[:num_found])):
@@ -106,12 +108,6 @@ class PoolStore:
     def _scoped(self, keys: Sequence[str]) -> list[bytes]:
         """Return the store's keys; a server may keep our namespace in one of its tenant's."""
         return scoped(self._store.own_namespace(self._kind.namespace), keys)
-
-    def _inquire(self, keys: Sequence[bytes]) -> None:
-        ends_s = self._store.now_s() + self._settings.lookup_deadline_s
-        inquiry = self._store.inquire(keys, ends_s, block_bytes=self._kind.page_bytes)
-        if inquiry is not None and not inquiry.wait(max(0.0, ends_s - self._store.now_s())):
-            inquiry.abandon()
 
     def _put_one(self, key: bytes, parent: bytes, pieces: Pieces, position: int | None) -> bool:
         nbytes = num_bytes(pieces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine_adapter.asking import ask_media
 from kvstore.errors import LeaseExpiredError, StoreClosedError
 from kvstore.interface import BlockStore
 from kvstore.leases import Hit
@@ -18,9 +19,7 @@ def head_of(
     Blocks until they are here, at most until ``ends_s`` on the store's clock. They are the caller's to
     release.
     """
-    inquiry = store.inquire(keys, ends_s, block_bytes=block_bytes)
-    if inquiry is not None and not inquiry.wait(max(0.0, ends_s - store.now_s())):
-        inquiry.abandon()
+    ask_media(store, keys, ends_s - store.now_s(), block_bytes)
     hit = store.lookup(keys, ttl_s=ttl_s)
     try:
         return _arrived(_tickets(store, hit, ends_s), store, ends_s, block_bytes)

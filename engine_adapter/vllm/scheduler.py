@@ -12,7 +12,8 @@ from engine_adapter.vllm.announcing import Event
 from engine_adapter.vllm.deciding import work_of
 from engine_adapter.vllm.identity import Scopes, of_scope
 from engine_adapter.vllm.orders import LoadOrder, Step, StoreOrder, Told
-from engine_adapter.vllm.promising import Promiser
+from engine_adapter.vllm.promising import Promise, Promiser
+from engine_adapter.vllm.readers import Readers
 from engine_adapter.vllm.tracking import Tracked
 from kvstore.namespace import Namespace
 
@@ -37,7 +38,7 @@ class SchedulerSide:
         self._requests: dict[str, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._loading: dict[str, LoadOrder] = {}
-        self._num_failures = 0
+        self._readers = Readers(base.block_tokens)
 
     def num_to_load(self, request: Any, num_computed: int) -> tuple[int | None, bool]:
         """Return how many tokens behind ``num_computed`` are to be loaded, and whether asynchronously.
@@ -52,29 +53,37 @@ class SchedulerSide:
         promise = self.promiser.promised(tracked, num_computed // self._base.block_tokens)
         if not (num_blocks := promise.leading.num_blocks):
             return 0, False
-        is_async = self.promiser.is_async(promise, self._base.tp_size)
+        is_async = self.promiser.is_async(promise)
         return num_blocks * self._base.block_tokens, is_async
 
     def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
         """Note a request's admission, and order the load of what it was promised."""
         tracked = self._requests.get(request.request_id)
-        if tracked is None:
-            return
         promise = self.promiser.take(request.request_id)
-        if not num_external or promise is None:
+        if tracked is not None and num_external and promise is not None:
+            self._order_load(tracked, promise, block_ids, num_external)
+        elif tracked is not None:
             tracked.bypasses = False
-            return
+            tracked.release()
+        self._readers.note_admitted(request, block_ids)
+
+    def _order_load(
+        self, tracked: Tracked, promise: Promise, block_ids: Sequence[int], num_external: int
+    ) -> None:
         first, num = promise.first, num_external // self._base.block_tokens
+        request_id, is_async = tracked.request.request_id, self.promiser.is_async(promise)
         order = LoadOrder(
-            request.request_id,
+            request_id,
             tracked.keys_between(first, first + num),
             tuple(block_ids[first : first + num]),
-            self.promiser.is_async(promise, self._base.tp_size),
+            is_async,
             promise.leading.worth_s,
             self._decider.patience_s(promise.leading),
         )
+        if not is_async:
+            self._readers.note_load(order.block_ids)
         self._loads.append(order)
-        self._loading[request.request_id] = order
+        self._loading[request_id] = order
         self.counts.count("tokens_loaded", num_external)
 
     def plan_step(self, output: Any) -> Step:
@@ -86,11 +95,17 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         work = work_of((start, start + num) for _, start, num in parts)
         number = self._decider.note_planned(work, self._store.now_s())
-        return Step(number, loads, stores, self._num_failures, is_idle=not parts)
+        return Step(number, loads, stores, is_idle=not parts)
+
+    def spoilt(self, failed_ids: set[int]) -> set[int]:
+        """Return the blocks that nobody may find, for the last step was to load some that have failed.
+
+        All who computed with them begin again before the first of these.
+        """
+        return self._readers.undo(failed_ids)
 
     def note_output(self, finished: Iterable[str], failed_ids: set[int], told: Told) -> None:
         """Note what the workers say of a step that is over."""
-        self._num_failures += bool(failed_ids)
         self._decider.note_made(told, self._store.now_s())
         self._decider.learn_arrivals(self.promiser.prober.arrivals())
         self.counts.add(told.counts)

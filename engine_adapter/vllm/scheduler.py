@@ -164,9 +164,15 @@ class SchedulerSide:
                 return None
             ranks = range(self._base.tp_size)
             namespaces = [self._store.own_namespace(of_scope(self._base, scope, rank)) for rank in ranks]
-            tracked = self._requests[request.request_id] = Tracked(request, namespaces)
+            tracked = self._requests[request.request_id] = Tracked(request, namespaces, scope)
+        elif not self._is_what_it_was(tracked):
+            return None
         tracked.make_keys()
         return tracked
+
+    def _is_what_it_was(self, tracked: Tracked) -> bool:
+        """Say whether a request's adapter is still the one by which its keys were made."""
+        return not tracked.request.lora_request or self._scopes.of(tracked.request) == tracked.scope
 
     def _stores(self, parts: Iterable[tuple[str, int, int]], output: Any) -> Iterator[StoreOrder]:
         """Yield what is to be stored once the step has computed ``parts``."""
@@ -179,7 +185,7 @@ class SchedulerSide:
             first = min(tracked.num_offered, start // step)
             end = min(start + num, tracked.request.num_tokens) // step
             tracked.num_offered = max(first, end)
-            if end <= first:
+            if end <= first or not self._is_what_it_was(tracked):
                 continue
             tracked.make_keys()
             block_ids = output.kv_connector_block_state.get_block_ids(request_id)

@@ -52,7 +52,8 @@ class AdapterSettings:
     loading: str = setting(
         "auto",
         "`sync`: before the step that needs it; `async`: while others compute; `auto`: from memory of this "
-        "process the one, from elsewhere the other. With tensor parallelism always `async`.",
+        "process the one, from elsewhere the other. With tensor parallelism or asynchronous scheduling "
+        "always `async`.",
         Bounds(one_of=("auto", "sync", "async")),
     )
     load_deadline_s: float = setting(10.0, "Longest wait for a load; what has not come is computed.", WAIT)

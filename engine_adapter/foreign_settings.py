@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field, fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kvstore.errors import ConfigError
+from kvstore.retention import MAX_LIFETIME_S
 
 S = TypeVar("S")
+
+_MOST_WAIT_S = 3600.0
 
 
 def setting(default: Any, meaning: str) -> Any:
@@ -28,5 +32,33 @@ def parsed(kind: type[S], given: Mapping[str, Any]) -> S:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a value is a number, which true and false are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Say whether a value is a finite number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class Times(Protocol):
+    """Settings that say how long to wait, and how long to keep."""
+
+    @property
+    def lookup_deadline_s(self) -> float: ...
+
+    @property
+    def load_deadline_s(self) -> float: ...
+
+    @property
+    def ttl_s(self) -> float | None: ...
+
+
+def require_times(settings: Times) -> None:
+    """Raise ``ConfigError`` for a time that cannot be: in none no load comes, and no wait is for ever."""
+    wait_s, load_s, ttl_s = settings.lookup_deadline_s, settings.load_deadline_s, settings.ttl_s
+    if not (is_number(wait_s) and 0 <= wait_s <= _MOST_WAIT_S):
+        raise ConfigError(
+            "lookup_deadline_s", f"must be at least 0 and at most {_MOST_WAIT_S:.0f}, not {wait_s!r}"
+        )
+    if not (is_number(load_s) and 0 < load_s <= _MOST_WAIT_S):
+        raise ConfigError(
+            "load_deadline_s", f"must be above 0 and at most {_MOST_WAIT_S:.0f}, not {load_s!r}"
+        )
+    if ttl_s is not None and not (is_number(ttl_s) and 0 < ttl_s <= MAX_LIFETIME_S):
+        raise ConfigError("ttl_s", f"must be above 0 and at most {MAX_LIFETIME_S}, or unset, not {ttl_s!r}")

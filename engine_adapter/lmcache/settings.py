@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.engine.request import Mode
-from engine_adapter.foreign_settings import is_number, parsed, setting
+from engine_adapter.foreign_settings import is_number, parsed, require_times, setting
 from kvstore.errors import ConfigError
+
+_MOST_CHUNK_TOKENS = 1 << 20  # a namespace names no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ class AdapterSettings:
             self._require(name, self._is_count(name) and getattr(self, name) >= 1, "a number of at least 1")
         for name in ("host_bytes", "disk_bytes", "redis_bytes"):
             self._require(name, self._is_count(name) and getattr(self, name) >= 0, "a number of bytes")
-        for name in ("lookup_deadline_s", "load_deadline_s", "verify_share", "prefill_tokens_per_s"):
+        self._require(
+            "chunk_tokens", self.chunk_tokens <= _MOST_CHUNK_TOKENS, f"at most {_MOST_CHUNK_TOKENS}"
+        )
+        for name in ("verify_share", "prefill_tokens_per_s"):
             self._require(name, is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
         self._require("verify_share", self.verify_share <= 1, "at most 1")
-        ttl_s = self.ttl_s
-        self._require("ttl_s", ttl_s is None or (is_number(ttl_s) and ttl_s > 0), "more than 0")
+        require_times(self)
         modes = [mode.value for mode in Mode]
         self._require("mode", self.mode in modes, f"one of {', '.join(modes)}")
         has_tier = bool(self.store or self.host_bytes or self.disk_bytes or self.redis_url)

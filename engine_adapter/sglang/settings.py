@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.engine.request import Mode
-from engine_adapter.foreign_settings import is_number, parsed, setting
+from engine_adapter.foreign_settings import is_number, parsed, require_times, setting
 from kvstore.errors import ConfigError
 
 SGLANGS_OWN = frozenset(
@@ -56,10 +56,9 @@ class AdapterSettings:
     def __post_init__(self) -> None:
         for name in ("host_bytes", "disk_bytes"):
             self._require(name, type(getattr(self, name)) is int and getattr(self, name) >= 0, "bytes")
-        for name in ("lookup_deadline_s", "load_deadline_s", "verify_share"):
-            self._require(name, is_number(getattr(self, name)) and getattr(self, name) >= 0, "at least 0")
-        self._require("verify_share", self.verify_share <= 1, "at most 1")
-        self._require("ttl_s", self.ttl_s is None or (is_number(self.ttl_s) and self.ttl_s > 0), "above 0")
+        is_share = is_number(self.verify_share) and 0 <= self.verify_share <= 1
+        self._require("verify_share", is_share, "at least 0 and at most 1")
+        require_times(self)
         modes = [mode.value for mode in Mode]
         self._require("mode", self.mode in modes, f"one of {', '.join(modes)}")
         has_tier = bool(self.store or self.host_bytes or self.disk_bytes)

@@ -63,6 +63,16 @@ def test_a_chunk_is_kept_found_and_loaded() -> None:
     assert len(tier.locks) == 0
 
 
+@pytest.mark.parametrize("host_bytes", [0, NBYTES - 1, 1 << 20])
+def test_what_was_kept_is_told_once_it_can_be_found(tmp_path: Path, host_bytes: int) -> None:
+    tier = tier_of(host_bytes=host_bytes, disk_bytes=1 << 20, disk_path=str(tmp_path))
+    kept, absent = Key(b"kept"), Key(b"absent")
+    tier.keep(chunk(kept))
+    places = [place for key in (kept, absent) if (place := tier.place(key, LAYOUT)) is not None]
+    assert tier.settle(places) == [True, False]
+    assert tier.are_here(places) == [True, False]
+
+
 def test_a_chunk_of_another_length_is_a_miss() -> None:
     tier = tier_of()
     tier.keep(chunk(Key()))
@@ -318,6 +328,12 @@ def test_the_prefix_may_end_where_a_slower_tier_begins() -> None:
         ({"num_workers": 0}, "num_workers"),
         ({"verify_share": 2}, "verify_share"),
         ({"ttl_s": 0}, "ttl_s"),
+        ({"ttl_s": 1e10}, "ttl_s"),
+        ({"load_deadline_s": 0}, "load_deadline_s"),
+        ({"load_deadline_s": float("inf")}, "load_deadline_s"),
+        ({"lookup_deadline_s": 1e12}, "lookup_deadline_s"),
+        ({"prefill_tokens_per_s": float("inf")}, "prefill_tokens_per_s"),
+        ({"chunk_tokens": 1 << 21}, "chunk_tokens"),
         ({"store": 7}, "store"),
         ({"host_bytes": True}, "host_bytes"),
     ],

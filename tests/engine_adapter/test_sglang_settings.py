@@ -35,6 +35,10 @@ def test_what_is_sglang_s_own_is_left_out() -> None:
         ({"host_bytes": 0}, "host_bytes"),
         ({"verify_share": 2}, "verify_share"),
         ({"load_deadline_s": True}, "load_deadline_s"),
+        ({"load_deadline_s": 0}, "load_deadline_s"),
+        ({"load_deadline_s": float("inf")}, "load_deadline_s"),
+        ({"lookup_deadline_s": 1e12}, "lookup_deadline_s"),
+        ({"ttl_s": 1e10}, "ttl_s"),
         ({"ttl_s": 0}, "ttl_s"),
     ],
 )

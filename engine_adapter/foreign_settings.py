@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import Field, field, fields
 from typing import Any, NamedTuple, TypeVar
@@ -16,13 +16,14 @@ S = TypeVar("S")
 _TEXT = "a text"
 _LONGEST_WAIT_S = 3600.0
 _LEAST_LIFETIME_S = 0.001
+_MOST = sys.float_info.max  # whatever is finite
 
 
 class Bounds(NamedTuple):
     """What a value may be."""
 
     least: float = 0
-    most: float = math.inf
+    most: float = _MOST
     one_of: tuple[str, ...] = ()
 
 
@@ -30,6 +31,7 @@ ANY = Bounds()
 COUNT = Bounds(1)
 MODE = Bounds(one_of=tuple(mode.value for mode in Mode))
 WAIT = Bounds(0, _LONGEST_WAIT_S)
+DEADLINE = Bounds(0.001, _LONGEST_WAIT_S)
 SHARE = Bounds(0, 1)
 LIFETIME = Bounds(_LEAST_LIFETIME_S, MAX_LIFETIME_S)
 
@@ -80,6 +82,6 @@ def _wanted(each: Field[Any]) -> str:
         return f"one of {', '.join(bounds.one_of)}" if bounds.one_of else _TEXT
     kind = "a whole number" if isinstance(each.default, int) else "a number"
     reach = f"of at least {bounds.least:g}"
-    if bounds.most < math.inf:
+    if bounds.most < _MOST:
         reach = f"from {bounds.least:g} to {bounds.most:.10g}"
     return f"{kind} {reach}{', or unset' if each.default is None else ''}"

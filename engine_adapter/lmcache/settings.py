@@ -8,10 +8,12 @@ from typing import Any
 
 from engine_adapter.foreign_settings import (
     COUNT,
+    DEADLINE,
     LIFETIME,
     MODE,
     SHARE,
     WAIT,
+    Bounds,
     check,
     parsed,
     require_room,
@@ -48,7 +50,7 @@ class AdapterSettings:
         "fit.",
         COUNT,
     )
-    chunk_tokens: int = setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.", COUNT)
+    chunk_tokens: int = setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.", Bounds(1, 1 << 20))
     weights: str = setting(
         "",
         "What tells these weights from others of the same name, in words of your own. LMCache knows a model "
@@ -58,7 +60,7 @@ class AdapterSettings:
     lookup_deadline_s: float = setting(
         1.0, "Longest wait for media that have to be asked, as Redis is.", WAIT
     )
-    load_deadline_s: float = setting(10.0, "Longest wait for a chunk; what has not come is a miss.", WAIT)
+    load_deadline_s: float = setting(10.0, "Longest wait for a chunk; what has not come is a miss.", DEADLINE)
     verify_share: float = setting(0.05, "Share of the lookups that mode `verify` has computed again.", SHARE)
     ttl_s: float | None = setting(
         None, "Life of a chunk from its last use on; unset: the store's own.", LIFETIME

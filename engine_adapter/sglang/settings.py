@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_adapter.foreign_settings import LIFETIME, MODE, SHARE, WAIT, check, parsed, require_room, setting
+from engine_adapter.foreign_settings import (
+    DEADLINE,
+    LIFETIME,
+    MODE,
+    SHARE,
+    WAIT,
+    check,
+    parsed,
+    require_room,
+    setting,
+)
 
 SGLANGS_OWN = frozenset(
     {"backend_name", "module_path", "class_name", "interface_v1", "allocator", "file_storage_path"}
@@ -40,7 +50,7 @@ class AdapterSettings:
         1.0, "Longest wait for media that have to be asked, as Redis is.", WAIT
     )
     load_deadline_s: float = setting(
-        10.0, "Longest wait for a batch of pages; what has not come is computed.", WAIT
+        10.0, "Longest wait for a batch of pages; what has not come is computed.", DEADLINE
     )
     verify_share: float = setting(
         0.05, "Share of the prompts found that mode `verify` has computed again.", SHARE

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from engine_adapter.foreign_settings import (
+    DEADLINE,
     LIFETIME,
     MODE,
     SHARE,
-    WAIT,
     Bounds,
     check,
     parsed,
@@ -56,7 +56,9 @@ class AdapterSettings:
         "always `async`.",
         Bounds(one_of=("auto", "sync", "async")),
     )
-    load_deadline_s: float = setting(10.0, "Longest wait for a load; what has not come is computed.", WAIT)
+    load_deadline_s: float = setting(
+        10.0, "Longest wait for a load; what has not come is computed.", DEADLINE
+    )
     verify_share: float = setting(
         0.05, "Share of the hits that mode `verify` has computed and compared.", SHARE
     )

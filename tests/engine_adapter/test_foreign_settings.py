@@ -41,13 +41,28 @@ def row(each: Any) -> str:
         ({"host_bytes": True}, "host_bytes"), ({"host_bytes": 1e9}, "host_bytes"),
         ({"host_bytes": None}, "host_bytes"), ({"host_bytes": 0}, "host_bytes"),
         ({"load_deadline_s": "1"}, "load_deadline_s"), ({"load_deadline_s": 1e10}, "load_deadline_s"),
-        ({"load_deadline_s": float("nan")}, "load_deadline_s"), ({"verify_share": 2}, "verify_share"),
+        ({"load_deadline_s": float("nan")}, "load_deadline_s"), ({"load_deadline_s": 0}, "load_deadline_s"),
+        ({"verify_share": 2}, "verify_share"),
         ({"ttl_s": 0}, "ttl_s"), ({"ttl_s": "1d"}, "ttl_s"), ({"ttl_s": 1e12}, "ttl_s"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(engine: str, given: dict[str, Any], setting: str) -> None:
     with pytest.raises(ConfigError) as refused:
         KINDS[engine].parse(given)
+    assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        ({"prefill_tokens_per_s": float("inf")}, "prefill_tokens_per_s"),
+        ({"lookup_deadline_s": 1e12}, "lookup_deadline_s"),
+        ({"chunk_tokens": 1 << 21}, "chunk_tokens"),
+    ],
+)
+def test_what_cannot_be_in_lmcache_is_refused(given: dict[str, Any], setting: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        LmcacheSettings.parse(given)
     assert refused.value.setting == setting
 
 

@@ -18,6 +18,8 @@ def plain(value: Any) -> Any:
     """Return a value as JSON has it; what it has not, as text."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, set)):
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))  # their order is another one in each process
+    if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

@@ -13,7 +13,7 @@ from kvstore.retention import MAX_LIFETIME_S
 S = TypeVar("S")
 
 _TEXT = "a text"
-_MOST = 10**18
+_MOST = 10**18  # of bytes, threads and rates alike
 _LEAST_S, _LONGEST_WAIT_S = 0.001, 3600
 
 
@@ -29,7 +29,7 @@ ANY = Bounds()
 COUNT = Bounds(1)
 MODE = Bounds(one_of=tuple(mode.value for mode in Mode))
 WAIT = Bounds(0, _LONGEST_WAIT_S)
-LOAD_WAIT = Bounds(_LEAST_S, _LONGEST_WAIT_S)
+DEADLINE = Bounds(_LEAST_S, _LONGEST_WAIT_S)
 SHARE = Bounds(0, 1)
 LIFETIME = Bounds(_LEAST_S, MAX_LIFETIME_S)
 

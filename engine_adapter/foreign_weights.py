@@ -10,6 +10,7 @@ from kvstore.weights import weights_digest
 
 DIGESTS = "weight_digests.json"
 """The file of a cache folder that remembers digests of weights."""
+FileFacts = tuple[tuple[str, int, int, int, int], ...]
 
 
 def named_digest(words: str) -> str:
@@ -37,6 +38,20 @@ def adapter_digest(adapter: str, remembered: Path) -> str:
     except OSError as error:
         raise ConfigError("weights", f"the adapter in {folder} cannot be read: {error.strerror}") from error
     return blake2b(weights.encode() + config, digest_size=16).hexdigest()
+
+
+def adapter_files(adapter: str) -> FileFacts:
+    """Return what tells whether an adapter's files are those that were read before; reads none of them.
+
+    Empty where there are none.
+    """
+    try:
+        folder = model_folder(adapter, None, "adapter_config.json")
+        files = [*folder.glob("*.safetensors*"), folder / "adapter_config.json"]
+        facts = [(file.name, file.stat()) for file in sorted(files)]
+    except (ConfigError, OSError):
+        return ()
+    return tuple((name, at.st_size, at.st_mtime_ns, at.st_ctime_ns, at.st_ino) for name, at in facts)
 
 
 def model_folder(model: str, revision: str | None, file: str = "config.json") -> Path:

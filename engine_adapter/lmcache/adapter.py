@@ -163,13 +163,11 @@ class PrefixdL2Adapter(L2AdapterInterface):
             fd.close()
 
     def _told_of_stores(self, wanted: Sequence[_Wanted], kept: Sequence[Kept]) -> Any:
-        there = {Kept.NEW, Kept.KNOWN}
-        stored = [each for each, what in zip(wanted, kept, strict=True) if what in there]
-        num_bytes = sum(
-            int(each.memory.get_size()) for each, what in zip(wanted, kept, strict=True) if what is Kept.NEW
-        )
-        self._faults.caught(lambda: self._settle(stored[-1:]), None)
-        self._faults.caught(lambda: self._note_stored(stored), None)
+        told = [pair for pair in zip(wanted, kept, strict=True) if pair[1] is not Kept.REFUSED]
+        here = self._faults.caught(lambda: self._settled([each for each, _ in told]), [False] * len(told))
+        stored = [pair for pair, is_here in zip(told, here, strict=True) if is_here]
+        num_bytes = sum(int(each.memory.get_size()) for each, what in stored if what is Kept.NEW)
+        self._faults.caught(lambda: self._note_stored([each for each, _ in stored]), None)
         is_well = self._settings.mode == "off" or len(stored) == len(wanted)
         return L2StoreResult(is_well, num_bytes)
 
@@ -182,11 +180,9 @@ class PrefixdL2Adapter(L2AdapterInterface):
             self._faults.caught(lambda: self._notify_keys_accessed([each.key for each in arrived]), None)
         return _bitmap(loaded)
 
-    def _settle(self, stored: Sequence[_Wanted]) -> None:
-        for last in stored:
-            place = self._tier.place(last.key, layout_of_object(last.memory))
-            if place is not None:
-                self._tier.settle(place)
+    def _settled(self, stored: Sequence[_Wanted]) -> list[bool]:
+        places = [self._tier.place(each.key, layout_of_object(each.memory)) for each in stored]
+        return self._tier.settle([place for place in places if place is not None])
 
     def _note_stored(self, stored: Sequence[_Wanted]) -> None:
         """Tell listeners of chunks that are here, and of some that are not any more."""

@@ -141,15 +141,21 @@ class SecondTier:
             return Kept.REFUSED
         return Kept.KNOWN if self._is_here(place) else Kept.REFUSED
 
-    def settle(self, stored: Place) -> None:
-        """Wait until what was stored can be found; ``stored`` is the last of it.
+    def settle(self, stored: Sequence[Place]) -> list[bool]:
+        """Wait until what was stored can be found, as far as it will be; says which can.
 
-        A server is known to have it when it answers a lookup; without memory it is there when it is written.
+        A server is known to have it when it answers a lookup; what does not fit into memory is there when it
+        is written.
         """
+        if not stored:
+            return []
         if self._settings.store:
-            self._store.lookup([stored.key]).release()
-        elif not self._settings.host_bytes:
-            self._store.flush(_FLUSH_S)
+            self._store.lookup([stored[-1].key]).release()
+            return [True] * len(stored)
+        here = self.are_here(stored)
+        if not all(here) and self._store.flush(_FLUSH_S):
+            here = self.are_here(stored)
+        return here
 
     def are_here(self, places: Sequence[Place]) -> list[bool]:
         """Say which chunks are here, without locking them or asking media."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from engine_adapter.foreign_settings import (
     COUNT,
+    DEADLINE,
     LIFETIME,
-    LOAD_WAIT,
     MODE,
     SHARE,
     WAIT,
@@ -19,8 +19,6 @@ from engine_adapter.foreign_settings import (
     require_room,
     setting,
 )
-
-_MOST_CHUNK_TOKENS = 1 << 20  # a namespace names no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,7 @@ class AdapterSettings:
         "fit.",
         COUNT,
     )
-    chunk_tokens: int = setting(
-        256, "Tokens in a chunk: LMCache's `--chunk-size`.", Bounds(1, _MOST_CHUNK_TOKENS)
-    )
+    chunk_tokens: int = setting(256, "Tokens in a chunk: LMCache's `--chunk-size`.", Bounds(1, 1 << 20))
     weights: str = setting(
         "",
         "What tells these weights from others of the same name, in words of your own. LMCache knows a model "
@@ -64,9 +60,7 @@ class AdapterSettings:
     lookup_deadline_s: float = setting(
         1.0, "Longest wait for media that have to be asked, as Redis is.", WAIT
     )
-    load_deadline_s: float = setting(
-        10.0, "Longest wait for a chunk; what has not come is a miss.", LOAD_WAIT
-    )
+    load_deadline_s: float = setting(10.0, "Longest wait for a chunk; what has not come is a miss.", DEADLINE)
     verify_share: float = setting(0.05, "Share of the lookups that mode `verify` has computed again.", SHARE)
     ttl_s: float | None = setting(
         None, "Life of a chunk from its last use on; unset: the store's own.", LIFETIME

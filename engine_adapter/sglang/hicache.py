@@ -127,6 +127,7 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
                 hits.narrow(each.name, str(each.hit_policy.value), is_here, len(each.keys or ()))
             return PoolTransferResult(hits.num_pages, hits.of_each_pool, hits.restorable)
 
+        self._tell(time.monotonic())
         return self.faults.caught(find, PoolTransferResult.empty())
 
     def batch_get_v2(

@@ -58,7 +58,7 @@ class HostPools:
         page_bytes = _page_bytes(pool, self._order)
         served = self._served()
         self._identity = served, served.weights(self._settings)
-        self._store = open_store(self._settings, rank_name(self._config), page_bytes)
+        self._store = open_store(self._settings, rank_name(self._config, served.replica), page_bytes)
         self._keep(KV, pool, page_bytes, self._order)
 
     def add(self, name: str, pool: Any) -> None:
@@ -119,7 +119,7 @@ class HostPools:
         if self._identity is None or self._store is None:
             raise ConfigError("pool", f"{name} came before that of keys and values")
         (served, weights), salt = self._identity, self._settings.salt
-        namespace = pool_namespace(self._config, pool, name, order.value, served, weights, salt)
+        namespace = pool_namespace(self._config, pool, name, order.value, page_bytes, served, weights, salt)
         dtype = getattr(pool, "dtype", None)
         kind = Kind(namespace, page_bytes, dtype if name == KV and can_compare(dtype) else None)
         self._pools[name] = pool, PoolStore(self._store, kind, self._settings, self._counts)

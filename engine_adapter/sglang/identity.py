@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
+import torch
+
 from engine_adapter.sglang.served import Served
 from engine_adapter.sglang.settings import AdapterSettings
 from kvstore.errors import ConfigError
@@ -20,8 +22,7 @@ from kvstore.namespace import Namespace, canonical_json
 
 KV = "kv"
 """SGLang's name of the pool that every model has."""
-_OF_EACH_RANK = {"mamba", "draft", "draft_swa"}
-"""Pools in which ranks hold different states even where they hold the same keys and values."""
+_MAMBA = "mamba"
 _SHAPES = (
     "page_size", "layer_num", "target_layer_num", "start_layer", "end_layer", "head_num", "head_dim",
     "v_head_dim", "head_group_num", "kv_lora_rank", "qk_rope_head_dim", "kv_cache_dim", "size_per_token",
@@ -30,16 +31,16 @@ _SHAPES = (
 
 
 def pool_namespace(
-    config: Any, pool: Any, name: str, how: str, served: Served, weights: str, salt: str
+    config: Any, pool: Any, name: str, how: str, page_bytes: int, served: Served, weights: str, salt: str
 ) -> Namespace:
     """Return the namespace of a host pool's pages.
 
     ``config`` is SGLang's ``HiCacheStorageConfig``, ``how`` says in which order a page's pieces are stored,
     ``weights`` is the digest of all that ``served`` computes with.
     """
-    shapes = {"class": type(pool).__name__, **_shapes(pool)}
+    shapes = {"class": type(pool).__name__, "page_bytes": page_bytes, **_shapes(pool), **_dtypes(pool)}
     shape_digest = blake2b(canonical_json(shapes).encode(), digest_size=8).hexdigest()
-    is_replicated = config.is_mla_model and name not in _OF_EACH_RANK
+    is_replicated = config.is_mla_model and not _is_of_each_rank(name, pool)
     facts = {
         "pool": name, "shapes": shapes, "is_mla": bool(config.is_mla_model),
         "pipeline": [config.pp_rank, config.pp_size], "context": [config.attn_cp_rank, config.attn_cp_size],
@@ -64,9 +65,11 @@ def scoped(namespace: Namespace, keys: Iterable[str]) -> list[bytes]:
     return [blake2b(key.encode(), digest_size=KEY_BYTES, key=digest).digest() for key in keys]
 
 
-def rank_name(config: Any) -> str:
-    """Return what tells this process from all others of its server."""
+def rank_name(config: Any, replica: int) -> str:
+    """Return what tells this process from all others of its server; ``replica`` is which it is of several."""
     ranks = {"tp": config.tp_rank, "pp": config.pp_rank, "cp": config.attn_cp_rank, "dp": config.dp_rank}
+    if replica:
+        ranks["replica"] = replica
     return "-".join(f"{kind}{rank}" for kind, rank in ranks.items())
 
 
@@ -85,6 +88,20 @@ def refuse_unfit(config: Any, settings: AdapterSettings) -> None:
 def _shapes(pool: Any) -> dict[str, int | str | bool]:
     named = {name: getattr(pool, name, None) for name in _SHAPES}
     return {name: value for name, value in named.items() if isinstance(value, (int, str))}
+
+
+def _dtypes(pool: Any) -> dict[str, str]:
+    """Return every dtype that a pool names: states of Mamba have one for each of their parts."""
+    named = vars(pool).items()
+    return {name: str(value) for name, value in named if isinstance(value, torch.dtype)}
+
+
+def _is_of_each_rank(name: str, pool: Any) -> bool:
+    """Say whether ranks differ in a pool even where they hold the same keys and values.
+
+    States of Mamba are split between them, and so are the heads of a draft model that has some.
+    """
+    return name == _MAMBA or getattr(pool, "head_num", None) is not None
 
 
 def _dtype_name(pool: Any) -> str:

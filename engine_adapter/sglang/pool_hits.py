@@ -21,6 +21,7 @@ class PoolHits:
         num_pages = leading(is_here)
         self.of_each_pool: dict[Hashable, int] = {kv: num_pages} if num_pages else {}
         self.restorable = list(range(1, num_pages + 1))
+        self._of_kv = self.restorable
 
     @property
     def num_pages(self) -> int:
@@ -33,16 +34,13 @@ class PoolHits:
         A pool under another policy has no say: SGLang then asks for its pages and takes what comes.
         """
         if policy == "all_pages":
-            num_own = leading(is_here)
-            restorable = [length for length in self.restorable if length <= num_own]
+            own = self._of_kv[: leading(is_here)]
         elif policy == "trailing_pages":
             window = max(1, num_trailing)
-            restorable = [
-                length for length in self.restorable if all(is_here[max(0, length - window) : length])
-            ]
-            num_own = restorable[-1] if restorable else 0
+            own = [length for length in self._of_kv if all(is_here[max(0, length - window) : length])]
         else:
             return
-        self.restorable = restorable
-        if num_own:
-            self.of_each_pool[pool] = num_own
+        of_both = set(own)
+        self.restorable = [length for length in self.restorable if length in of_both]
+        if own:
+            self.of_each_pool[pool] = own[-1]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_adapter.foreign_settings import (
+    DEADLINE,
     LIFETIME,
-    LOAD_WAIT,
     MODE,
     SHARE,
     WAIT,
@@ -50,7 +50,7 @@ class AdapterSettings:
         1.0, "Longest wait for media that have to be asked, as Redis is.", WAIT
     )
     load_deadline_s: float = setting(
-        10.0, "Longest wait for a batch of pages; what has not come is computed.", LOAD_WAIT
+        10.0, "Longest wait for a batch of pages; what has not come is computed.", DEADLINE
     )
     verify_share: float = setting(
         0.05, "Share of the prompts found that mode `verify` has computed again.", SHARE

@@ -79,6 +79,11 @@ class PrefixdConnector(KVConnectorBase_V1):
                 _STORES, vllm_config, kv_cache_config, self._settings, vllm.__version__, self._faults
             )
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Say no: a block that was not stored is a miss later, and nobody need compute it for that."""
+        return False
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         pool = Pool(kv_caches, int(self._kv_cache_config.num_blocks))
         self._worker = open_worker_side(_STORES, self._vllm_config, pool, self._settings)
@@ -109,6 +114,14 @@ class PrefixdConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         return None if self._worker is None else ToldMetadata(self._worker.take_told(self._faults.take()))
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self.scheduler_side is not None:
+            # Other ranks, and steps that are planned while one is made, would compute with what has failed.
+            is_alone = int(self._vllm_config.parallel_config.tensor_parallel_size) == 1
+            is_overlapping = bool(self._vllm_config.scheduler_config.async_scheduling)
+            self.scheduler_side.promiser.may_wait = is_alone and not is_overlapping
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         side = self.scheduler_side
         if side is None:
@@ -130,6 +143,8 @@ class PrefixdConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         side, told = self.scheduler_side, connector_output.kv_connector_worker_meta
         if side is not None:
+            if spoilt := side.spoilt(connector_output.invalid_block_ids):
+                self._kv_cache_manager.evict_blocks(spoilt)
             self._faults.caught(
                 lambda: side.note_output(
                     connector_output.finished_recving or (),

@@ -52,16 +52,11 @@ class StoreOrder:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All orders of one step, and its number.
-
-    ``num_failures`` counts the steps with loads that failed of which the scheduler knew when it planned this.
-    An idle one computes nothing.
-    """
+    """All orders of one step, and its number. An idle one computes nothing."""
 
     number: int = 0
     loads: tuple[LoadOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()
-    num_failures: int = 0
     is_idle: bool = False
 
 

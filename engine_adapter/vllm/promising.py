@@ -43,6 +43,8 @@ class Promiser:
     settings: AdapterSettings
     counts: Counts
     announcer: Announcer | None
+    may_wait: bool = False
+    """Whether a step may load what it needs itself: others might compute with what has failed to load."""
     _given: dict[str, Promise] = field(default_factory=dict)
     _verified: EverySoMany = field(init=False)
 
@@ -93,11 +95,10 @@ class Promiser:
         """Forget all promises."""
         self._given.clear()
 
-    def is_async(self, promise: Promise, num_ranks: int) -> bool:
+    def is_async(self, promise: Promise) -> bool:
         """Say whether what was promised is loaded while others compute."""
         loading = self.settings.loading
-        # Other ranks would compute with what one has failed to load, were it in the same step.
-        if num_ranks > 1 or loading == "async":
+        if not self.may_wait or loading == "async":
             return True
         is_here = not self.settings.is_shared and all(tier == HOST for tier in promise.loaded_tiers)
         return loading == "auto" and not is_here

@@ -13,7 +13,8 @@ from engine_adapter.vllm.deciding import work_of
 from engine_adapter.vllm.identity import Scopes, of_scope
 from engine_adapter.vllm.keeping import CostKeeper
 from engine_adapter.vllm.orders import LoadOrder, Step, StoreOrder, Told
-from engine_adapter.vllm.promising import Promiser
+from engine_adapter.vllm.promising import Promise, Promiser
+from engine_adapter.vllm.readers import Readers
 from engine_adapter.vllm.tracking import Tracked
 from kvstore.namespace import Namespace
 
@@ -38,7 +39,7 @@ class SchedulerSide:
         self._requests: dict[str, Tracked] = {}
         self._loads: list[LoadOrder] = []
         self._loading: dict[str, LoadOrder] = {}
-        self._num_failures = 0
+        self._readers = Readers(base.block_tokens)
 
     def num_to_load(self, request: Any, num_computed: int) -> tuple[int | None, bool]:
         """Return how many tokens behind ``num_computed`` are to be loaded, and whether asynchronously.
@@ -53,29 +54,37 @@ class SchedulerSide:
         promise = self.promiser.promised(tracked, num_computed // self._base.block_tokens)
         if not (num_blocks := promise.leading.num_blocks):
             return 0, False
-        is_async = self.promiser.is_async(promise, self._base.tp_size)
+        is_async = self.promiser.is_async(promise)
         return num_blocks * self._base.block_tokens, is_async
 
     def allocated(self, request: Any, block_ids: Sequence[int], num_external: int) -> None:
         """Note a request's admission, and order the load of what it was promised."""
         tracked = self._requests.get(request.request_id)
-        if tracked is None:
-            return
         promise = self.promiser.take(request.request_id)
-        if not num_external or promise is None:
+        if tracked is not None and num_external and promise is not None:
+            self._order_load(tracked, promise, block_ids, num_external)
+        elif tracked is not None:
             tracked.bypasses = False
-            return
+            tracked.release()
+        self._readers.note_admitted(request, block_ids)
+
+    def _order_load(
+        self, tracked: Tracked, promise: Promise, block_ids: Sequence[int], num_external: int
+    ) -> None:
         first, num = promise.first, num_external // self._base.block_tokens
+        request_id, is_async = tracked.request.request_id, self.promiser.is_async(promise)
         order = LoadOrder(
-            request.request_id,
+            request_id,
             tracked.keys_between(first, first + num),
             tuple(block_ids[first : first + num]),
-            self.promiser.is_async(promise, self._base.tp_size),
+            is_async,
             promise.leading.worth_s,
             self._decider.patience_s(promise.leading),
         )
+        if not is_async:
+            self._readers.note_load(order.block_ids)
         self._loads.append(order)
-        self._loading[request.request_id] = order
+        self._loading[request_id] = order
         self.counts.count("tokens_loaded", num_external)
 
     def plan_step(self, output: Any) -> Step:
@@ -87,11 +96,17 @@ class SchedulerSide:
         loads, self._loads = tuple(self._loads), []
         work = work_of((start, start + num) for _, start, num in parts)
         number = self._decider.note_planned(work, self._store.now_s())
-        return Step(number, loads, stores, self._num_failures, is_idle=not parts)
+        return Step(number, loads, stores, is_idle=not parts)
+
+    def spoilt(self, failed_ids: set[int]) -> set[int]:
+        """Return the blocks that nobody may find, for the last step was to load some that have failed.
+
+        All who computed with them begin again before the first of these.
+        """
+        return self._readers.undo(failed_ids)
 
     def note_output(self, finished: Iterable[str], failed_ids: set[int], told: Told) -> None:
         """Note what the workers say of a step that is over."""
-        self._num_failures += bool(failed_ids)
         now_s = self._store.now_s()
         self._decider.note_made(told, now_s)
         self._decider.learn_arrivals(self.promiser.prober.arrivals())
@@ -152,9 +167,15 @@ class SchedulerSide:
                 return None
             ranks = range(self._base.tp_size)
             namespaces = [self._store.own_namespace(of_scope(self._base, scope, rank)) for rank in ranks]
-            tracked = self._requests[request.request_id] = Tracked(request, namespaces)
+            tracked = self._requests[request.request_id] = Tracked(request, namespaces, scope)
+        elif not self._is_what_it_was(tracked):
+            return None
         tracked.make_keys()
         return tracked
+
+    def _is_what_it_was(self, tracked: Tracked) -> bool:
+        """Say whether a request's adapter is still the one by which its keys were made."""
+        return not tracked.request.lora_request or self._scopes.of(tracked.request) == tracked.scope
 
     def _stores(self, parts: Iterable[tuple[str, int, int]], output: Any) -> Iterator[StoreOrder]:
         """Yield what is to be stored once the step has computed ``parts``."""
@@ -167,7 +188,7 @@ class SchedulerSide:
             first = min(tracked.num_offered, start // step)
             end = min(start + num, tracked.request.num_tokens) // step
             tracked.num_offered = max(first, end)
-            if end <= first:
+            if end <= first or not self._is_what_it_was(tracked):
                 continue
             tracked.make_keys()
             block_ids = output.kv_connector_block_state.get_block_ids(request_id)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_adapter.foreign_settings import (
+    DEADLINE,
     LIFETIME,
-    LOAD_WAIT,
     MODE,
     SHARE,
     Bounds,
@@ -52,11 +52,12 @@ class AdapterSettings:
     loading: str = setting(
         "auto",
         "`sync`: before the step that needs it; `async`: while others compute; `auto`: from memory of this "
-        "process the one, from elsewhere the other. With tensor parallelism always `async`.",
+        "process the one, from elsewhere the other. With tensor parallelism or asynchronous scheduling "
+        "always `async`.",
         Bounds(one_of=("auto", "sync", "async")),
     )
     load_deadline_s: float = setting(
-        10.0, "Longest wait for a load; what has not come is computed.", LOAD_WAIT
+        10.0, "Longest wait for a load; what has not come is computed.", DEADLINE
     )
     verify_share: float = setting(
         0.05, "Share of the hits that mode `verify` has computed and compared.", SHARE

@@ -75,7 +75,10 @@ def open_scheduler_side(
 
 def _sizes(vllm_config: Any, kv_cache_config: Any, namespace: Namespace) -> Sizes:
     (group,) = kv_cache_config.kv_cache_groups
-    block_bytes = int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+    spec = group.kv_cache_spec
+    # Where layers differ in size, the spec is all of theirs together.
+    num_pages = 1 if hasattr(spec, "kv_cache_specs") else len(group.layer_names)
+    block_bytes = int(spec.page_size_bytes) * num_pages
     chunk = int(vllm_config.scheduler_config.max_num_batched_tokens)
     return Sizes(namespace.block_tokens, block_bytes, chunk)
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from engine_adapter.vllm.orders import Scope
 from kvstore.interface import Asked
 from kvstore.keys import chain_keys
 from kvstore.leases import Hit
 from kvstore.namespace import Namespace
 
+_PLAIN = Scope()
+
 
 class Tracked:
     """One request of vLLM. Keys are made as its tokens become known; one list for each rank."""
 
-    def __init__(self, request: Any, namespaces: Sequence[Namespace]) -> None:
+    def __init__(self, request: Any, namespaces: Sequence[Namespace], scope: Scope = _PLAIN) -> None:
         self.request = request
+        self.scope = scope
         self.namespaces = tuple(namespaces)
         self.keys: list[list[bytes]] = [[] for _ in namespaces]
         self.num_offered = 0

@@ -30,7 +30,7 @@ class WorkerSide:
         self._unbegun: set[str] = set()
         self._is_idle = False
         self._failed: set[int] = set()
-        self._num_failures = 0
+        self._spoilt_step = 0
         self._told = Told()
         self._woken = Event()
 
@@ -56,7 +56,7 @@ class WorkerSide:
         """Store what a step has computed, unless it may have computed with blocks that failed to load."""
         self._told.number = step.number
         self._is_idle = step.is_idle
-        if self._failed or step.num_failures < self._num_failures:
+        if step.number == self._spoilt_step:
             return
         for order in step.stores:
             self._store_or_compare(order)
@@ -81,7 +81,6 @@ class WorkerSide:
     def take_failed(self) -> set[int]:
         """Return the pool's blocks that were to be loaded since the last call and were not."""
         failed, self._failed = self._failed, set()
-        self._num_failures += bool(failed)
         return failed
 
     def take_told(self, num_faults: int) -> Told:
@@ -114,6 +113,8 @@ class WorkerSide:
         failed = order.block_ids[num_here:]
         if failed:
             self._failed.update(failed)
+            if not order.is_async:
+                self._spoilt_step = self._told.number
             self._told.count("blocks_not_loaded", len(failed))
 
     def _store_or_compare(self, order: StoreOrder) -> None:

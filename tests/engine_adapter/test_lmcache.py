@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_adapter.lmcache.closeness import is_close
@@ -61,6 +61,16 @@ def test_a_chunk_is_kept_found_and_loaded() -> None:
     assert bytes(landed.data) == bytes([1]) * NBYTES
     tier.locks.unlock(keys)
     assert len(tier.locks) == 0
+
+
+@pytest.mark.parametrize("host_bytes", [0, NBYTES - 1, 1 << 20])
+def test_what_was_kept_is_told_once_it_can_be_found(tmp_path: Path, host_bytes: int) -> None:
+    tier = tier_of(host_bytes=host_bytes, disk_bytes=1 << 20, disk_path=str(tmp_path))
+    kept, absent = Key(b"kept"), Key(b"absent")
+    tier.keep(chunk(kept))
+    places = [place for key in (kept, absent) if (place := tier.place(key, LAYOUT)) is not None]
+    assert tier.settle(places) == [True, False]
+    assert tier.are_here(places) == [True, False]
 
 
 def test_a_chunk_of_another_length_is_a_miss() -> None:
@@ -138,6 +148,7 @@ def test_lengths_of_layouts(layout: Layout, nbytes: int) -> None:
     assert num_bytes_of(layout) == nbytes
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
 def test_locks_last_until_they_are_unlocked_as_often(steps: list[tuple[int, bool]]) -> None:
     tier, locks = tier_of(), Locks()

@@ -26,7 +26,10 @@ def test_a_prompt_reaches_as_far_as_all_its_pools(
     hits.narrow("mamba", "trailing_pages", trailing, window)
     assert hits.restorable == restorable(kv, whole, trailing, max(1, window))
     assert hits.num_pages == max(hits.restorable, default=0)
-    assert hits.of_each_pool.get("kv", 0) == leading(kv)
+    everything, alone = [True] * 8, hits.of_each_pool.get
+    assert alone("kv", 0) == leading(kv)
+    assert alone("indexer", 0) == max(restorable(kv, whole, everything, 1), default=0)
+    assert alone("mamba", 0) == max(restorable(kv, everything, trailing, max(1, window)), default=0)
 
 
 def test_a_pool_under_another_policy_has_no_say() -> None:

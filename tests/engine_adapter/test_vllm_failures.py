@@ -39,25 +39,51 @@ def test_a_bad_block_is_computed_and_the_request_goes_on(
     assert vllm.serve(request(PROMPT)).num_loaded == WHOLE
 
 
-def test_nothing_is_stored_of_a_step_planned_before_a_failure_was_known(open_vllm: OpenVllm) -> None:
+def test_nothing_is_stored_of_a_step_whose_load_has_failed(open_vllm: OpenVllm) -> None:
+    """Even where vLLM asks for failures before it has blocks stored, as it does with drafted tokens."""
     vllm = open_vllm([Fault(Operation.GET, flip_byte(17), 1)], loading="sync")
     vllm.serve(request(PROMPT[:13]))
     flush(vllm)
     vllm.wipe()
     asked, block_ids = request(PROMPT), list(range(11))
-    num_loaded, _ = vllm.admit(asked, block_ids)
-    assert num_loaded == 12
-    parts = {asked.request_id: (asked, block_ids, 12, 20)}
-    behind = {asked.request_id: (asked, block_ids, 20, 42)}
-    planned = [vllm.side.plan_step(scheduled(part)) for part in (parts, behind)]
-    vllm.make(planned[0], parts, may_fail=True)
-    vllm.make(planned[1], behind, may_fail=True)
-    assert vllm.counted.get("blocks_stored", 0) == 3  # those of the first request
-    vllm.step({asked.request_id: (asked, block_ids, 0, 42)})
-    flush(vllm)
-    vllm.wipe()
+    assert vllm.admit(asked, block_ids) == (12, False)
+    parts = {asked.request_id: (asked, block_ids, 12, 42)}
+    planned = vllm.side.plan_step(scheduled(parts))
+    (worker,) = vllm.workers
+    worker.start_loads(planned, vllm.faults)
+    assert worker.take_failed() != set()
+    worker.store_blocks(planned)
+    assert "blocks_stored" not in worker.take_told(0).counts
 
-    assert vllm.serve(request(PROMPT)).num_loaded == WHOLE
+    again = {asked.request_id: (asked, block_ids, 0, 42)}
+    worker.store_blocks(vllm.side.plan_step(scheduled(again)))
+    assert worker.take_told(0).counts["blocks_stored"] > 0
+
+
+def test_a_load_that_fails_meanwhile_keeps_nothing_from_being_stored(open_vllm: OpenVllm) -> None:
+    vllm = open_vllm([Fault(Operation.GET, fail(OSError("unplugged")), 1)], loading="async")
+    vllm.serve(request(PROMPT))
+    flush(vllm)
+    asked, other, table = request(PROMPT), request([9, *PROMPT]), list(range(20, 31))
+    assert vllm.admit(asked, list(range(11))) == (WHOLE, True)
+    vllm.admit(other, table)
+    while "loads_failed" not in vllm.counted:
+        vllm.step({}, may_fail=True)
+    planned = vllm.side.plan_step(scheduled({other.request_id: (other, table, 0, 43)}))
+    vllm.make(planned, {}, may_fail=True)
+    assert vllm.counted["blocks_stored"] == 2 * WHOLE // BLOCK
+
+
+def test_a_load_that_cannot_begin_keeps_nothing_from_being_stored(open_vllm: OpenVllm) -> None:
+    vllm = open_vllm(loading="async")
+    vllm.serve(request(PROMPT))
+    asked, other, table = request(PROMPT), request([9, *PROMPT]), list(range(20, 31))
+    vllm.admit(asked, list(range(11)))
+    vllm.admit(other, table)
+    vllm.store.evict(vllm.side._requests[asked.request_id].keys[0])
+    vllm.promiser.clear()
+    vllm.step({other.request_id: (other, table, 0, 43)}, may_fail=True)
+    assert vllm.counted["blocks_stored"] == 2 * WHOLE // BLOCK
 
 
 def scheduled(parts: dict[str, tuple[Any, list[int], int, int]]) -> Any:

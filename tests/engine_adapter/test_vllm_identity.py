@@ -20,6 +20,18 @@ class Facts(SimpleNamespace):
         return vars(self)
 
 
+class FullAttentionSpec(SimpleNamespace):
+    """By name what vLLM has for layers that keep all tokens."""
+
+
+class RSWASpec(FullAttentionSpec):
+    """By name what vLLM has for layers that drop tokens behind the prompt."""
+
+
+def group(spec: Any) -> Any:
+    return SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=spec)
+
+
 def configured(model: Path, **facts: Any) -> tuple[Any, Any]:
     """Return what vLLM would hand over; ``facts`` are dotted paths with ``__`` for the dots."""
     told = SimpleNamespace(
@@ -33,10 +45,12 @@ def configured(model: Path, **facts: Any) -> tuple[Any, Any]:
             pipeline_parallel_size=1, tensor_parallel_size=1, decode_context_parallel_size=1
         ),
         device_config=SimpleNamespace(device_type="cpu"),
-        attention_config="default",
+        attention_config="default", load_config=SimpleNamespace(load_format="auto"),
+        kv_transfer_config=SimpleNamespace(kv_role="kv_both"),
     )  # fmt: skip
-    group = SimpleNamespace(layer_names=["a", "b"], kv_cache_spec="Full(heads=2)")
-    cache = SimpleNamespace(kv_cache_groups=[group], kv_cache_layout="LBHNC", num_blocks=7)
+    cache = SimpleNamespace(
+        kv_cache_groups=[group(FullAttentionSpec(heads=2))], kv_cache_layout="LBHNC", num_blocks=7
+    )
     for path, value in facts.items():
         *names, last = path.split("__")
         owner: Any = told
@@ -44,6 +58,11 @@ def configured(model: Path, **facts: Any) -> tuple[Any, Any]:
             owner = cache if name == "cache" else getattr(owner, name)
         setattr(owner, last, value)
     return told, cache
+
+
+def of_layers(*specs: Any) -> Any:
+    """Return a group of layers that differ in size."""
+    return group(SimpleNamespace(kv_cache_specs={str(number): spec for number, spec in enumerate(specs)}))
 
 
 @pytest.fixture
@@ -68,7 +87,7 @@ def digest(model: Path, tmp_path: Path, version: str = "0.32.0", **facts: Any) -
         {"model_config__hf_text_config": Facts(hidden_size=64, rope_theta=1e6)},
         {"parallel_config__tensor_parallel_size": 2}, {"attention_config": "another"},
         {"cache__kv_cache_layout": "NHD"}, {"device_config__device_type": "cuda"},
-        {"cache__kv_cache_groups": [SimpleNamespace(layer_names=["a", "b"], kv_cache_spec="Full(heads=4)")]},
+        {"cache__kv_cache_groups": [group(FullAttentionSpec(heads=4))]},
     ],
 )  # fmt: skip
 def test_other_facts_make_another_namespace(model: Path, tmp_path: Path, facts: dict[str, Any]) -> None:
@@ -102,7 +121,14 @@ def test_the_longest_prompt_matters_where_positions_depend_on_it(model: Path, tm
     [
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "prefill_context_parallel_size"),
+        ({"kv_transfer_config__kv_role": "kv_producer"}, "kv_role"),
+        ({"kv_transfer_config__kv_role": "kv_consumer"}, "kv_role"),
+        ({"load_config__load_format": "dummy"}, "weights"),
         ({"cache__kv_cache_groups": [1, 2]}, "model"),
+        ({"cache__kv_cache_groups": [group(SimpleNamespace(sliding_window=64))]}, "model"),
+        ({"cache__kv_cache_groups": [group(RSWASpec())]}, "model"),
+        ({"cache__kv_cache_groups": [of_layers(FullAttentionSpec(), SimpleNamespace())]}, "model"),
         (
             {"cache_config__cache_dtype": "fp8", "cache_config__calculate_kv_scales": True},
             "calculate_kv_scales",
@@ -117,8 +143,14 @@ def test_what_cannot_be_kept_is_refused(
     assert refused.value.setting == named
 
 
-def test_codes_are_not_compared_as_numbers(model: Path, tmp_path: Path) -> None:
-    told, cache = configured(model, cache_config__cache_dtype="fp8")
+def test_layers_may_differ_in_size(model: Path, tmp_path: Path) -> None:
+    groups = [of_layers(FullAttentionSpec(heads=2), FullAttentionSpec(heads=4))]
+    assert digest(model, tmp_path, cache__kv_cache_groups=groups) != digest(model, tmp_path)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8_per_token_head", "nvfp4"])
+def test_codes_are_not_compared_as_numbers(model: Path, tmp_path: Path, kv_dtype: str) -> None:
+    told, cache = configured(model, cache_config__cache_dtype=kv_dtype)
     settings = AdapterSettings(mode="verify", cache_path=str(tmp_path))
     with pytest.raises(ConfigError) as refused:
         engine_namespace(told, cache, settings, "0.32.0")
@@ -155,3 +187,34 @@ def test_a_new_generation_is_another_scope_for_all(tmp_path: Path) -> None:
     after = [scopes.of(request([1])), scopes.of(request([1], cache_salt="a"))]
     assert before[0] == Scope()
     assert len({*before, *after}) == 4
+
+
+def lora(folder: Path, **facts: Any) -> Any:
+    return request(
+        [1], lora_request=SimpleNamespace(lora_name="a", lora_int_id=1, lora_path=str(folder), **facts)
+    )
+
+
+def adapter(folder: Path, weights: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def test_an_adapter_that_was_changed_in_place_is_another_once_the_engine_has_loaded_it(
+    tmp_path: Path,
+) -> None:
+    """Until then, and where it is not told to, nobody knows which of them it computes with."""
+    scopes, folder = Scopes(tmp_path / "digests"), adapter(tmp_path / "adapter", b"one")
+    one = scopes.of(lora(folder))
+    adapter(folder, b"another")
+    assert scopes.of(lora(folder)) is None
+    other = scopes.of(lora(folder, load_inplace=True))
+    assert scopes.of(lora(folder)) == other
+    assert len({one, other, None}) == 3
+
+    adapter(folder, b"another")
+    assert scopes.of(lora(folder)) == other
+    adapter(folder, b"one")
+    assert scopes.of(lora(folder, load_inplace=True)) == one

@@ -118,6 +118,20 @@ def test_salts_and_adapters_are_kept_apart(open_vllm: OpenVllm, tmp_path: Path) 
         assert vllm.serve(request(PROMPT, **kind)).num_loaded == WHOLE
 
 
+def test_a_request_whose_adapter_changes_meanwhile_stores_no_more(
+    open_vllm: OpenVllm, tmp_path: Path
+) -> None:
+    vllm = open_vllm()
+    folder = adapter(tmp_path / "one", b"1")
+    asked, block_ids = request(PROMPT, lora_request=lora(folder, "a")), list(range(11))
+    vllm.admit(asked, block_ids)
+    vllm.step({asked.request_id: (asked, block_ids, 0, 20)})
+    (folder / "adapter_model.safetensors").write_bytes(b"22")
+    vllm.step({asked.request_id: (asked, block_ids, 20, 42)})
+    assert vllm.counted["blocks_stored"] == 5
+    assert vllm.side.num_to_load(asked, 0) == (0, False)
+
+
 @pytest.mark.parametrize(
     "facts",
     [

@@ -50,7 +50,7 @@ def request(tokens: Sequence[int], **facts: Any) -> Any:
     told: dict[str, Any] = {
         "request_id": f"r{next(_numbers)}", "all_token_ids": list(tokens), "num_tokens": len(tokens),
         "mm_features": [], "prompt_embeds": None, "lora_request": None, "cache_salt": None,
-        "skip_reading_prefix_cache": False, "resumable": False,
+        "skip_reading_prefix_cache": False, "resumable": False, "num_computed_tokens": 0,
         "block_hashes": [bytes([index + 1]) * 32 for index in range(len(tokens) // BLOCK)],
     }  # fmt: skip
     return SimpleNamespace(**told | facts)
@@ -103,6 +103,7 @@ class Vllm:
         self.promiser = Promiser(
             self.store, Decider(policy, self.costs, Sizes(BLOCK, self.block_bytes, 1024)),
             Prober(self.store, self.block_bytes), self.settings, Counts(), Announcer(self.store),
+            may_wait=self.num_ranks == 1,
         )  # fmt: skip
         namespace = Namespace("w", "{}", "bfloat16", "bfloat16", BLOCK, tp_size=self.num_ranks)
         kept = CostFile(self.folder, "test")
@@ -189,6 +190,7 @@ class Vllm:
             told.add(worker.take_told(self.faults.take()))
         assert may_fail or not failed
         self.last_failed = failed
+        self.last_spoilt = self.side.spoilt(failed)
         self.side.note_output(done, failed, told)
         for name, amount in self.side.counts.take().items():
             self.counted[name] = self.counted.get(name, 0) + amount

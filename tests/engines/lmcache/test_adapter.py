@@ -120,6 +120,9 @@ def test_redis_that_is_gone_costs_hits_and_nothing_else(opened: Open, valkey: Va
     valkey.kill()
     assert driven.fetch(KEYS) == [None] * 4
     assert driven.adapter.report_status()["num_locked"] == 0
+    told = driven.store({key_of(number): numbers_of(number) for number in range(10, 14)})
+    assert (told.is_successful(), told.bytes_transferred()) == (False, 0)
+    assert len(driven.heard.stored) == 4
 
 
 def test_a_flipped_byte_is_a_miss(opened: Open, tmp_path: Path) -> None:

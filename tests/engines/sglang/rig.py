@@ -12,11 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import save_file
 from sglang.srt.managers.cache_controller import PrefetchAck
-from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHABufferInfo, MLABufferInfo
+from sglang.srt.mem_cache.device_pool_info import (
+    KVBufferLayout,
+    KVBuffers,
+    MambaStateBufferInfo,
+    MHABufferInfo,
+    MLABufferInfo,
+)
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.group import HostPoolGroup, PoolEntry
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -45,10 +52,10 @@ def save_model(folder: Path, seed: int = 0, **sizes: Any) -> Path:
     return folder
 
 
-def serve(folder: Path, **arguments: Any) -> None:
+def serve(folder: Path, replica: int | None = None, **arguments: Any) -> None:
     """Have SGLang say that this process serves a model."""
     server = ServerArgs(model_path=str(folder), device="cpu", skip_tokenizer_init=True, **arguments)
-    publish(server, role="scheduler", ranks=SpawnRanks(world_rank=0))
+    publish(server, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=replica))
 
 
 def mha_pool(layout: str = "page_first", dtype: torch.dtype = torch.bfloat16) -> MHATokenToKVPoolHost:
@@ -88,6 +95,22 @@ def mla_pool(layout: str = "page_first", dtype: torch.dtype = torch.bfloat16) ->
             start_layer=0, end_layer=LAYERS, target_layer_num=LAYERS,
         )  # fmt: skip
     pool.kv_buffer.normal_()
+    return pool
+
+
+def mamba_pool(states: torch.dtype) -> MambaPoolHost:
+    """Return a real host pool for states of Mamba in this dtype, full of random numbers."""
+    info = MambaStateBufferInfo(
+        temporal=torch.zeros(LAYERS, DEVICE_TOKENS, HEADS, HEAD_DIM, dtype=states),
+        conv=(torch.zeros(LAYERS, DEVICE_TOKENS, HEAD_DIM, 3, dtype=torch.bfloat16),),
+    )
+    with host_memory_budget_scope(1 << 30):
+        pool = MambaPoolHost(
+            info, 1.0, 0, device_capacity=DEVICE_TOKENS, pin_memory=False, layout="page_first"
+        )
+    pool.temporal_buffer.normal_()
+    for buffer in pool.conv_buffer:
+        buffer.normal_()
     return pool
 
 

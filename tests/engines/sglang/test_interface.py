@@ -23,8 +23,9 @@ from sglang.srt.server_args import ServerArgs
 
 from engine_adapter.sglang import PrefixdHiCache
 from engine_adapter.sglang.identity import scoped
+from engine_adapter.sglang.served import ARGUMENTS
 from kvstore.errors import ConfigError
-from tests.engines.sglang.rig import PAGE_TOKENS, mha_pool, mla_pool
+from tests.engines.sglang.rig import PAGE_TOKENS, mamba_pool, mha_pool, mla_pool, serve
 from tests.eventually import eventually
 
 KEYS = [f"{number:064x}" for number in range(1, 4)]
@@ -181,6 +182,57 @@ def test_ranks_that_hold_the_same_share_what_one_of_them_stores(cache: Path, add
     eventually(lambda: ranks[1].batch_exists(KEYS) == 3)
     assert ranks[1].batch_get_v1(KEYS, places) == [True] * 3
     assert torch.equal(pools[0].kv_buffer[places], pools[1].kv_buffer[places])
+
+
+def test_ranks_share_a_draft_model_s_latent_pages_too(cache: Path, address: str) -> None:
+    drafts, places = [mla_pool(), mla_pool()], torch.arange(3 * PAGE_TOKENS)
+    ranks = [
+        attached(config(cache, {"store": address}, tp_rank=rank, tp_size=2, is_mla_model=True), mla_pool())
+        for rank in (0, 1)
+    ]
+    for rank, draft in zip(ranks, drafts, strict=True):
+        rank.register_mem_host_pool_v2(draft, PoolName.DRAFT)
+    transfer = PoolTransfer(PoolName.DRAFT, places, keys=KEYS)
+    # SGLang writes both pools on the first rank alone.
+    assert all(ranks[0].batch_set_v2([transfer])[PoolName.DRAFT])
+    assert all(ranks[0].batch_set_v1(KEYS, places))
+    eventually(lambda: ranks[1].batch_exists_v2(KEYS, [transfer]).kv_hit_pages == 3)
+    assert ranks[1].batch_get_v2([transfer]) == {PoolName.DRAFT: [True] * 3}
+    assert torch.equal(drafts[0].kv_buffer[places], drafts[1].kv_buffer[places])
+
+
+def test_states_of_another_dtype_are_not_found(cache: Path, address: str) -> None:
+    transfer = PoolTransfer(PoolName.MAMBA, torch.arange(3), keys=KEYS)
+
+    def states(dtype: torch.dtype) -> tuple[Any, Any]:
+        backend, pool = attached(config(cache, {"store": address})), mamba_pool(dtype)
+        backend.register_mem_host_pool_v2(pool, PoolName.MAMBA)
+        return backend, pool
+
+    (first, stored), (other, _), (same, loaded) = map(states, (torch.float16, torch.bfloat16, torch.float16))
+    assert first.batch_set_v2([transfer]) == {PoolName.MAMBA: [True] * 3}
+    eventually(lambda: same.batch_get_v2([transfer]) == {PoolName.MAMBA: [True] * 3})
+    assert torch.equal(loaded.get_data_page(2), stored.get_data_page(2))
+    assert other.batch_get_v2([transfer]) == {PoolName.MAMBA: [False] * 3}
+
+
+def test_servers_side_by_side_have_folders_of_their_own(cache: Path, model: Path, tmp_path: Path) -> None:
+    disk = {"host_bytes": 0, "disk_bytes": 1 << 20, "disk_path": str(tmp_path / "pages")}
+    replicas = []
+    for replica in (0, 1):
+        serve(model, replica, dp_size=2)
+        replicas.append(attached(config(cache, disk)))
+    for each in replicas:
+        each.close()
+
+
+def test_every_dtype_that_can_be_given_is_told() -> None:
+    given = set(ServerArgs.__struct_fields__)
+    assert set(ARGUMENTS) <= given
+    of_other_things = {
+        "deepep_dispatcher_output_dtype", "_speculative_draft_quantization_explicitly_set",
+    }  # fmt: skip
+    assert {name for name in given if "dtype" in name or "quant" in name} - of_other_things <= set(ARGUMENTS)
 
 
 def test_what_could_never_hit_is_refused_at_the_start(cache: Path) -> None:

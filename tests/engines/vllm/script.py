@@ -74,6 +74,8 @@ def _done(llm: LLM, action: dict[str, Any], heard: Any) -> Any:
             for each in llm.get_metrics()
             if "prefixd" in each.name
         }
+    if "abandon" in action:
+        return _abandoned(llm, action["abandon"], action["beside"])
     if "reset" in action:
         return llm.llm_engine.reset_prefix_cache(reset_connector=action["reset"] == "all")
     prompts = []
@@ -97,6 +99,20 @@ def _done(llm: LLM, action: dict[str, Any], heard: Any) -> Any:
         }
         for output in outputs
     ]
+
+
+def _abandoned(llm: LLM, tokens: list[int], beside: list[int]) -> list[int]:
+    """Abort a request after its first step; return what one is told that came in the same step."""
+    engine, told = llm.llm_engine, list[int]()
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    for name, prompt in (("abandoned", tokens), ("beside", beside)):
+        engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), sampling)
+    engine.step()
+    engine.abort_request(["abandoned"])
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            told = list(output.outputs[0].token_ids)
+    return told
 
 
 if __name__ == "__main__":

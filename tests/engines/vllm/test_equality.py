@@ -47,20 +47,39 @@ def test_storing_and_loading_change_no_answer(
     assert [answer["cached"] for (answer,) in loaded[::2]] == whole
 
 
-@pytest.mark.parametrize("loading", ["sync", "async"])
-def test_a_block_gone_bad_is_computed_instead(
-    run_vllm: Run, prompts: list[list[int]], own_store: dict[str, Any], loading: str
-) -> None:
-    clean = run_vllm(twice(prompts), block_size=32)
-    run_vllm(twice(prompts), own_store, block_size=32)
-    files = sorted(Path(own_store["disk_path"]).rglob("*"), key=lambda path: path.name)
+def flip_bytes(folder: Path) -> None:
+    """Flip a byte in every fifth block."""
+    files = sorted(folder.rglob("*"), key=lambda path: path.name)
     for path in [path for path in files if path.is_file() and path.stat().st_size > 10_000][::5]:
         with path.open("r+b") as file:
             file.seek(5000)
             byte = file.read(1)[0]
             file.seek(5000)
             file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("loading", ["sync", "async"])
+def test_a_block_gone_bad_is_computed_instead(
+    run_vllm: Run, prompts: list[list[int]], own_store: dict[str, Any], loading: str
+) -> None:
+    clean = run_vllm(twice(prompts), block_size=32)
+    run_vllm(twice(prompts), own_store, block_size=32)
+    flip_bytes(Path(own_store["disk_path"]))
     loaded = run_vllm(twice(prompts), own_store | LOAD | {"loading": loading}, block_size=32)
 
     assert first_tokens(loaded) == first_tokens(clean)
     assert [tokens for tokens, _ in said(loaded)] == [tokens for tokens, _ in said(clean)]
+
+
+@pytest.mark.parametrize("loading", ["sync", "async"])
+def test_a_request_abandoned_after_its_load_has_failed_spoils_no_other(
+    run_vllm: Run, prompts: list[list[int]], own_store: dict[str, Any], loading: str
+) -> None:
+    """vLLM shares blocks before they are loaded, and leaves it to the first request to compute them again."""
+    ask = {"generate": [prompts[0]], "max_tokens": 8}
+    ((clean,),) = run_vllm([ask], own_store, block_size=32)
+    flip_bytes(Path(own_store["disk_path"]))
+    abandon = {"abandon": prompts[0], "beside": prompts[0]}
+    beside, (later,) = run_vllm([abandon, ask], own_store | LOAD | {"loading": loading}, block_size=32)
+
+    assert beside == later["tokens"] == clean["tokens"]

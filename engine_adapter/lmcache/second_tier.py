@@ -16,6 +16,7 @@ from engine_adapter.lmcache.locks import Locks
 from engine_adapter.lmcache.predecessors import Predecessors
 from engine_adapter.lmcache.settings import AdapterSettings
 from engine_adapter.lmcache.witnesses import Compare, Verdict, Witnesses
+from engine_adapter.write_pace import WritePace
 from kvstore.interface import BlockStore
 from kvstore.leases import Hit
 
@@ -58,6 +59,7 @@ class SecondTier:
         self._namespaces = Namespaces(Identity(version, settings.chunk_tokens, settings.weights))
         self._witnesses = Witnesses(store, settings.verify_share, settings.load_deadline_s, compare)
         self._predecessors = Predecessors()
+        self._pace = WritePace(store)
         self._counting = Lock()
 
     @property
@@ -116,7 +118,7 @@ class SecondTier:
         return has_arrived
 
     def keep(self, chunk: Chunk) -> Kept:
-        """Store a chunk; waits for what was stored before it where there is no room meanwhile."""
+        """Store a chunk; waits for what was stored before it where that is much."""
         if self._mode is Mode.OFF:
             return Kept.REFUSED
         place = self.place(chunk.key, chunk.layout)
@@ -127,6 +129,7 @@ class SecondTier:
             is_new = self._put(place, chunk.data)
         if is_new:
             self._count("chunks_stored")
+            self._pace.keep()
             return Kept.NEW
         if self._mode is Mode.VERIFY and not self._compare(place, chunk):
             return Kept.REFUSED

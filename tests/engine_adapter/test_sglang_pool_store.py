@@ -131,6 +131,38 @@ def test_a_page_that_finds_no_room_counts_as_refused() -> None:
     small.close()
 
 
+@pytest.mark.parametrize("host_bytes", [0, 4 * PAGE_BYTES, 1 << 24])
+def test_more_pages_than_may_be_on_their_way_are_all_stored(tmp_path: Path, host_bytes: int) -> None:
+    settings = AdapterSettings(host_bytes=host_bytes, disk_bytes=1 << 24, disk_path=str(tmp_path))
+    slow = open_store(settings, "rank", PAGE_BYTES)
+    pages, num = PoolStore(slow, KIND, settings, Counts()), 40 * MOST_ON_WAY
+    assert put(pages, num) == [True] * num
+    slow.clear()
+    assert slow.flush(10.0)
+    assert put(pages, num) == [True] * num, "those that were there once, too"
+    assert slow.flush(10.0)
+    assert slow.statistics().tiers[-1].num_blocks == num
+    slow.close()
+
+
+def test_a_batch_waits_for_room_no_longer_than_it_may(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, waits = 0.0, []
+
+    def flush(timeout_s: float) -> bool:
+        nonlocal now_s
+        waits.append(timeout_s)
+        now_s += timeout_s
+        return False
+
+    monkeypatch.setattr(store, "now_s", lambda: now_s)
+    monkeypatch.setattr(store, "reserve", lambda *_, **__: None)
+    monkeypatch.setattr(store, "flush", flush)
+    assert put(pool_store(store), 8) == [False] * 8
+    assert waits == [5.0]
+
+
 def test_ends_of_prompts_are_evicted_before_their_beginnings() -> None:
     small = open_store(AdapterSettings(host_bytes=4 * PAGE_BYTES), "rank", PAGE_BYTES)
     pages = PoolStore(small, KIND, SETTINGS, Counts())

@@ -12,6 +12,7 @@ from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.loads import load_each
 from engine_adapter.sglang.memory import Pieces, gather, num_bytes, scatter
+from engine_adapter.sglang.opening import most_on_way
 from engine_adapter.sglang.settings import AdapterSettings
 from engine_adapter.sglang.witnesses import Witnesses
 from engine_adapter.write_pace import WritePace
@@ -73,7 +74,8 @@ class PoolStore:
                 scatter(block.data, targets[index])
                 are_loaded[index] = True
 
-        load_each(self._store, ours, land, self._settings.load_deadline_s, self._settings.ttl_s)
+        deadline_s, ttl_s = self._settings.load_deadline_s, self._settings.ttl_s
+        load_each(self._store, ours, land, deadline_s, ttl_s, most_on_way(self._kind.page_bytes))
         num_loaded = sum(are_loaded)
         self._counts.count("pages_loaded", num_loaded)
         self._counts.count("pages_not_loaded", len(ours) - num_loaded)

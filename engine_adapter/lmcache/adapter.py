@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from typing import Any, NamedTuple
 
 from lmcache import __version__
@@ -50,6 +51,7 @@ class PrefixdL2Adapter(L2AdapterInterface):
         self._store = open_store(settings)
         self._tier = SecondTier(self._store, settings, __version__, is_close)
         self._holdings = Holdings[Any](self._tier.are_here)
+        self._telling = RLock()  # so that nobody hears of a chunk's end before its beginning
         self._fds = tuple(create_event_notifier() for _ in range(3))
         store_fd, lookup_fd, load_fd = self._fds
         self._stores = Tasks[Any]("store", settings.num_workers, store_fd.notify)
@@ -91,7 +93,7 @@ class PrefixdL2Adapter(L2AdapterInterface):
             }
             found = self._tier.find(keys, layouts)
             lost = [key for key, is_here in zip(keys, found, strict=True) if not is_here]
-            self._forget(self._holdings.take_gone(lost))
+            self._forget(self._holdings.gone_of(lost))
             return found
 
         none = [False] * len(keys)
@@ -127,7 +129,7 @@ class PrefixdL2Adapter(L2AdapterInterface):
         def delete() -> None:
             held = self._holdings.of(keys)
             self._tier.delete([holding.place for holding in held.values()])
-            self._forget(self._holdings.take_gone(held))
+            self._forget(self._holdings.gone_of(held))
 
         self._faults.caught(delete, None)
 
@@ -186,10 +188,11 @@ class PrefixdL2Adapter(L2AdapterInterface):
 
     def _note_stored(self, stored: Sequence[_Wanted]) -> None:
         """Tell listeners of chunks that are here, and of some that are not any more."""
-        sizes = [self._size_if_new(each) for each in stored]
-        if stored:
-            self._notify_keys_stored([each.key for each in stored], sizes)
-        self._forget(self._holdings.check_some(len(stored)))
+        with self._telling:
+            sizes = [self._size_if_new(each) for each in stored]
+            if stored:
+                self._notify_keys_stored([each.key for each in stored], sizes)
+        self._forget(self._holdings.gone_of_some(len(stored)))
 
     def _size_if_new(self, wanted: _Wanted) -> int:
         """Return a chunk's length, 0 for one that was counted before."""
@@ -197,9 +200,11 @@ class PrefixdL2Adapter(L2AdapterInterface):
         nbytes = int(wanted.memory.get_size())
         return nbytes if place and self._holdings.add(wanted.key, Holding(place, nbytes)) else 0
 
-    def _forget(self, gone: Mapping[Any, Holding]) -> None:
-        if gone:
-            self._notify_keys_deleted(list(gone), [holding.nbytes for holding in gone.values()])
+    def _forget(self, keys: Sequence[Any]) -> None:
+        with self._telling:
+            gone = self._holdings.remove(keys)
+            if gone:
+                self._notify_keys_deleted(list(gone), [holding.nbytes for holding in gone.values()])
 
     def _guarded(self, do: Callable[[Any], Any], otherwise: Any) -> Callable[[Any], Any]:
         return lambda part: self._faults.caught(lambda: do(part), otherwise)

@@ -46,25 +46,28 @@ class Holdings(Generic[Key]):
         with self._lock:
             return {key: self._held[key] for key in keys if key in self._held}
 
-    def take_gone(self, keys: Iterable[Key]) -> dict[Key, Holding]:
-        """Forget those of ``keys`` that are gone, and return them."""
-        return self._take_gone(self.of(keys))
+    def gone_of(self, keys: Iterable[Key]) -> list[Key]:
+        """Return those of ``keys`` that were there and are not any more; they stay noted until ``remove``."""
+        return self._gone(self.of(keys))
 
-    def check_some(self, num_added: int) -> dict[Key, Holding]:
-        """Look for some, forget those that are gone, and return them."""
+    def gone_of_some(self, num_added: int) -> list[Key]:
+        """Look for some, and return those that are gone."""
         with self._lock:
             num = min(len(self._held), max(_LEAST_CHECKED, num_added * _CHECKED_FOR_EACH))
             checked = dict(self._held.popitem(last=False) for _ in range(num))
             self._held.update(checked)
-        return self._take_gone(checked)
+        return self._gone(checked)
+
+    def remove(self, keys: Iterable[Key]) -> dict[Key, Holding]:
+        """Forget these, and return what was known of them."""
+        with self._lock:
+            return {key: self._held.pop(key) for key in keys if key in self._held}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def _take_gone(self, checked: dict[Key, Holding]) -> dict[Key, Holding]:
+    def _gone(self, checked: dict[Key, Holding]) -> list[Key]:
         if not checked:
-            return {}
+            return []
         here = self._are_here([holding.place for holding in checked.values()])
-        gone = [key for key, is_here in zip(checked, here, strict=True) if not is_here]
-        with self._lock:
-            return {key: self._held.pop(key) for key in gone if key in self._held}
+        return [key for key, is_here in zip(checked, here, strict=True) if not is_here]

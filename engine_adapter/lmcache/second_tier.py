@@ -17,6 +17,7 @@ from engine_adapter.lmcache.locks import Locks
 from engine_adapter.lmcache.predecessors import Predecessors
 from engine_adapter.lmcache.settings import AdapterSettings
 from engine_adapter.witnesses import Witnesses
+from engine_adapter.write_pace import WritePace
 from kvstore.interface import BlockStore
 from kvstore.leases import Hit
 
@@ -67,6 +68,7 @@ class SecondTier:
         self._witnesses = Witnesses(settings.verify_share)
         self._is_close = compare
         self._predecessors = Predecessors()
+        self._pace = WritePace(store)
         self._counting = Lock()
 
     @property
@@ -125,7 +127,7 @@ class SecondTier:
         return has_arrived
 
     def keep(self, chunk: Chunk) -> Kept:
-        """Store a chunk; waits for what was stored before it where there is no room meanwhile."""
+        """Store a chunk; waits for what was stored before it where that is much."""
         if self._mode is Mode.OFF:
             return Kept.REFUSED
         place = self.place(chunk.key, chunk.layout)
@@ -136,6 +138,7 @@ class SecondTier:
             is_new = self._put(place, chunk.data)
         if is_new:
             self._count("chunks_stored")
+            self._pace.keep()
             return Kept.NEW
         if self._witnesses.take(place.key) and not self._is_right(place, chunk):
             return Kept.REFUSED

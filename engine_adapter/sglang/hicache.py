@@ -33,7 +33,7 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
     """
 
     def __init__(self, storage_config: Any, _kwargs: Mapping[str, Any] | None = None) -> None:
-        """Read the settings; the store is opened when a pool is registered. Raises ``ConfigError``."""
+        """Read the settings; the store is opened when the pools are registered. Raises ``ConfigError``."""
         extra = storage_config.extra_config or {}
         settings = AdapterSettings.parse(extra)
         refuse_unfit(storage_config, settings)
@@ -44,7 +44,7 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._is_metered = bool(storage_config.enable_storage_metrics)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Open the store for a host pool's pages. Raises ``ConfigError`` or ``AccessError``."""
+        """Take in the pool of keys and values. Raises ``ConfigError``."""
         super().register_mem_pool_host(mem_pool_host)
         self._pools.open(mem_pool_host)
 
@@ -52,6 +52,11 @@ class PrefixdHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         """Take in a pool that some models have beside that of keys and values."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self.faults.caught(lambda: self._pools.add(_name(host_pool_name), host_pool), None)
+
+    def on_host_pools_registered(self) -> None:
+        """Open the store, all pools being known. Raises ``ConfigError`` or ``AccessError``."""
+        super().on_host_pools_registered()
+        self._pools.begin()
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1

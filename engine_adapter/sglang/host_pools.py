@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from engine_adapter.sglang.comparing import can_compare
 from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import KV, pool_namespace, rank_name
 from engine_adapter.sglang.memory import Pieces, at_address, of_tensor
-from engine_adapter.sglang.opening import open_store
+from engine_adapter.sglang.opening import on_way_bytes, open_store
 from engine_adapter.sglang.pool_store import Kind, PoolStore
 from engine_adapter.sglang.served import Served
 from engine_adapter.sglang.settings import AdapterSettings
@@ -33,7 +33,7 @@ class HostPools:
     """The pools of one process by name, and the store that keeps their pages.
 
     ``config`` is SGLang's ``HiCacheStorageConfig``; ``order`` is that of the pool of keys and values, others
-    are always flat. Pages are found once ``open`` was called.
+    are always flat. Pages are found once ``begin`` was called.
     """
 
     def __init__(
@@ -51,20 +51,37 @@ class HostPools:
         self._served = served
         self._identity: tuple[Served, str] | None = None
         self._store: BlockStore | None = None
+        self._staging_bytes = 0
+        self._awaiting: list[_Awaiting] = []
         self._pools: dict[str, tuple[Any, PoolStore]] = {}
 
     def open(self, pool: Any) -> None:
-        """Open the store for the pool of keys and values. Raises ``ConfigError`` or ``AccessError``."""
+        """Take in the pool of keys and values. Raises ``ConfigError`` if pages cannot be copied, or told."""
         page_bytes = _page_bytes(pool, self._order)
         served = self._served()
         self._identity = served, served.weights(self._settings)
-        self._store = open_store(self._settings, rank_name(self._config, served.replica), page_bytes)
-        self._keep(KV, pool, page_bytes, self._order)
+        self._awaiting.append(_Awaiting(KV, pool, page_bytes, self._order))
 
     def add(self, name: str, pool: Any) -> None:
-        """Take in another pool. Raises ``ConfigError`` for one whose pages cannot be copied."""
-        if name != KV:
-            self._keep(name, pool, _page_bytes(pool, Order.FLAT), Order.FLAT)
+        """Take in another pool. Raises ``ConfigError`` if pages cannot be copied, or are too long."""
+        if name == KV:
+            return
+        added = _Awaiting(name, pool, _page_bytes(pool, Order.FLAT), Order.FLAT)
+        if self._store is None:
+            self._awaiting.append(added)
+        else:
+            self._keep(added)
+
+    def begin(self) -> None:
+        """Open the store for the pools that were taken in. Raises ``ConfigError`` or ``AccessError``."""
+        if self._identity is None:
+            raise ConfigError("pool", "there is none of keys and values")
+        name = rank_name(self._config, self._identity[0].replica)
+        page_bytes = [each.page_bytes for each in self._awaiting]
+        self._staging_bytes = sum(map(on_way_bytes, page_bytes))
+        self._store = open_store(self._settings, name, page_bytes)
+        while self._awaiting:
+            self._keep(self._awaiting.pop(0))
 
     def require(self, order: Order) -> None:
         """Raise ``ConfigError`` where pages of keys and values are stored in another order."""
@@ -115,14 +132,27 @@ class HostPools:
         if store is not None:
             store.close(deadline_s)
 
-    def _keep(self, name: str, pool: Any, page_bytes: int, order: Order) -> None:
+    def _keep(self, new: _Awaiting) -> None:
         if self._identity is None or self._store is None:
-            raise ConfigError("pool", f"{name} came before that of keys and values")
+            raise ConfigError("pool", f"{new.name} came before that of keys and values")
+        if on_way_bytes(new.page_bytes) > self._staging_bytes:
+            raise ConfigError("pool", f"there is no memory for pages of {new.name}, which came late")
         (served, weights), salt = self._identity, self._settings.salt
-        namespace = pool_namespace(self._config, pool, name, order.value, page_bytes, served, weights, salt)
-        dtype = getattr(pool, "dtype", None)
-        kind = Kind(namespace, page_bytes, dtype if name == KV and can_compare(dtype) else None)
-        self._pools[name] = pool, PoolStore(self._store, kind, self._settings, self._counts)
+        namespace = pool_namespace(
+            self._config, new.pool, new.name, new.order.value, new.page_bytes, served, weights, salt
+        )
+        dtype = getattr(new.pool, "dtype", None)
+        kind = Kind(namespace, new.page_bytes, dtype if new.name == KV and can_compare(dtype) else None)
+        self._pools[new.name] = new.pool, PoolStore(self._store, kind, self._settings, self._counts)
+
+
+class _Awaiting(NamedTuple):
+    """A pool for which there is no store yet."""
+
+    name: str
+    pool: Any
+    page_bytes: int
+    order: Order
 
 
 def _page_bytes(pool: Any, order: Order) -> int:

@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine_adapter.sglang.opening import MOST_ON_WAY
 from kvstore.errors import LeaseExpiredError
 from kvstore.interface import BlockStore
 from kvstore.loading import LoadedBlock, Ticket
@@ -17,12 +16,17 @@ Land = Callable[[int, LoadedBlock], None]
 
 
 def load_each(
-    store: BlockStore, keys: Sequence[bytes], land: Land, deadline_s: float, ttl_s: float | None
+    store: BlockStore,
+    keys: Sequence[bytes],
+    land: Land,
+    deadline_s: float,
+    ttl_s: float | None,
+    most_on_way: int = 1,
 ) -> None:
     """Call ``land`` with the number and the bytes of each page that comes, in order, up to the first miss.
 
-    Blocks until then, at most ``deadline_s``. The bytes are given back when ``land`` returns. Raises
-    ``StoreClosedError``, and what ``land`` does.
+    Up to ``most_on_way`` are asked for at a time. Blocks until then, at most ``deadline_s``. The bytes are
+    given back when ``land`` returns. Raises ``StoreClosedError``, and what ``land`` does.
     """
     ends_s = store.now_s() + deadline_s
     hit = store.lookup(keys, lease_s=deadline_s + 1.0, ttl_s=ttl_s)
@@ -30,7 +34,7 @@ def load_each(
     on_way = deque[Ticket]()
     try:
         for index in range(num_found):
-            for number in range(index + len(on_way), min(num_found, index + MOST_ON_WAY)):
+            for number in range(index + len(on_way), min(num_found, index + most_on_way)):
                 on_way.append(store.load(hit, number, ends_s))
             if not _landed(on_way.popleft(), store, ends_s, index, land):
                 break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine_adapter.opening import memory_and_disk, open_whole
@@ -13,18 +13,30 @@ from kvstore.connect import connect
 from kvstore.interface import BlockStore
 
 MOST_ON_WAY = 16
-"""Pages that a batch has on their way at a time; two batches' and as many writes' find memory."""
+_MOST_BYTES_ON_WAY = 128 << 20
+_BATCHES = 3
+"""Two batches that are loaded and as much that is written find memory."""
 
 
-def open_store(settings: AdapterSettings, rank: str, page_bytes: int) -> BlockStore:
-    """Return the store for pages of up to ``page_bytes``; ``rank`` names what no other process is.
+def most_on_way(page_bytes: int) -> int:
+    """Return how many pages a batch has on their way at a time."""
+    return max(1, min(MOST_ON_WAY, _MOST_BYTES_ON_WAY // slot_stride(page_bytes)))
+
+
+def on_way_bytes(page_bytes: int) -> int:
+    """Return the memory that pages of a pool take on their way."""
+    return _BATCHES * most_on_way(page_bytes) * slot_stride(page_bytes)
+
+
+def open_store(settings: AdapterSettings, rank: str, page_bytes: Sequence[int]) -> BlockStore:
+    """Return the store for pools with pages of these lengths; ``rank`` names what no other process is.
 
     Raises ``ConfigError`` for a tier that cannot be opened or an odd address, ``AccessError`` for a token.
     """
-    on_way_bytes = 3 * MOST_ON_WAY * slot_stride(page_bytes)
+    staging_bytes = sum(map(on_way_bytes, page_bytes))
     if settings.store:
-        return connect(settings.store, settings.token or None, memory_bytes=on_way_bytes)
-    return open_whole(list(_setups(settings, rank, page_bytes)), on_way_bytes)
+        return connect(settings.store, settings.token or None, memory_bytes=staging_bytes)
+    return open_whole(list(_setups(settings, rank, max(page_bytes))), staging_bytes)
 
 
 def _setups(settings: AdapterSettings, rank: str, page_bytes: int) -> Iterator[TierSetup]:

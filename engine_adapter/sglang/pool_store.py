@@ -13,13 +13,18 @@ from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.loads import load_each
 from engine_adapter.sglang.memory import Pieces, gather, num_bytes, scatter
+from engine_adapter.sglang.opening import most_on_way
 from engine_adapter.sglang.pool_hits import leading
 from engine_adapter.sglang.settings import AdapterSettings
 from engine_adapter.witnesses import Witnesses
+from engine_adapter.write_pace import WritePace
 from kvstore.absences import Cause
 from kvstore.interface import BlockStore
 from kvstore.loading import LoadedBlock
 from kvstore.namespace import Namespace
+
+_ROOM_S = 5.0
+_IN_VAIN = {Cause.QUARANTINED, Cause.PAUSED}
 
 
 class Kind(NamedTuple):
@@ -41,6 +46,7 @@ class PoolStore:
         self._mode = Mode(settings.mode)
         share = settings.verify_share if self._mode is Mode.VERIFY and kind.dtype is not None else 0.0
         self._witnesses = Witnesses(share)
+        self._pace = WritePace(store)
 
     def present(self, keys: Sequence[str]) -> list[bool]:
         """Say which pages may be loaded; may wait for media that have to be asked."""
@@ -70,7 +76,8 @@ class PoolStore:
                 scatter(block.data, targets[index])
                 are_loaded[index] = True
 
-        load_each(self._store, ours, land, self._settings.load_deadline_s, self._settings.ttl_s)
+        deadline_s, ttl_s = self._settings.load_deadline_s, self._settings.ttl_s
+        load_each(self._store, ours, land, deadline_s, ttl_s, most_on_way(self._kind.page_bytes))
         num_loaded = sum(are_loaded)
         self._counts.count("pages_loaded", num_loaded)
         self._counts.count("pages_not_loaded", len(ours) - num_loaded)
@@ -82,18 +89,19 @@ class PoolStore:
         """Store copies of pages; ``before`` are those of the prompt that stand before them, if known.
 
         What is there already, or on its way, counts as stored. In mode off nothing is stored and all counts.
+        Waits a few seconds at most where much is on its way.
         """
         if self._mode is Mode.OFF:
             return [True] * len(keys)
         began_s, ours = time.monotonic(), self._scoped(keys)
         parents = [*self._scoped(before[-1:]), *ours] if before else [b"", *ours]
         first = len(before) * self._tokens if before else None
-        are_stored = []
+        are_stored, ends_s = [], self._store.now_s() + _ROOM_S
         for index, (key, pieces) in enumerate(zip(ours, sources, strict=True)):
             if self._witnesses.take(key):
                 self._compare(key, pieces)
             position = None if first is None else first + index * self._tokens
-            are_stored.append(self._put_one(key, parents[index], pieces, position))
+            are_stored.append(self._put_one(key, parents[index], pieces, position, ends_s))
         num_stored = sum(are_stored)
         self._counts.count("pages_stored", num_stored)
         self._counts.count("pages_refused", len(ours) - num_stored)
@@ -109,7 +117,9 @@ class PoolStore:
         """Return the store's keys; a server may keep our namespace in one of its tenant's."""
         return scoped(self._store.own_namespace(self._kind.namespace), keys)
 
-    def _put_one(self, key: bytes, parent: bytes, pieces: Pieces, position: int | None) -> bool:
+    def _put_one(
+        self, key: bytes, parent: bytes, pieces: Pieces, position: int | None, ends_s: float
+    ) -> bool:
         nbytes = num_bytes(pieces)
         if nbytes != self._kind.page_bytes:
             raise ValueError(f"a page of {nbytes} bytes where all have {self._kind.page_bytes}")
@@ -117,27 +127,35 @@ class PoolStore:
             self._kind.namespace, key, parent, nbytes, first_token=position, ttl_s=self._settings.ttl_s
         )
         if memory is None:
-            return self._is_there(key) or self._put_later(key, parent, pieces, position)
+            return self._is_there(key) or self._put_later(key, parent, pieces, position, ends_s)
         try:
             gather(pieces, memory.view)
         except BaseException:
             memory.abort()
             raise
         memory.commit()
+        self._pace.keep()
         return True
 
     def _is_there(self, key: bytes) -> bool:
         return self._store.why_absent(key).cause is Cause.PRESENT
 
-    def _put_later(self, key: bytes, parent: bytes, pieces: Pieces, position: int | None) -> bool:
-        """Offer a page again where waiting helps: to a server that is sent much at the moment."""
-        if self._store.why_absent(key).cause is not Cause.NEVER_STORED:
+    def _put_later(
+        self, key: bytes, parent: bytes, pieces: Pieces, position: int | None, ends_s: float
+    ) -> bool:
+        """Offer a page again where waiting helps: much is written, or sent to a server, at the moment."""
+        if self._store.why_absent(key).cause in _IN_VAIN or not self._has_room_by(ends_s):
             return False
         page = memoryview(bytearray(self._kind.page_bytes))
         gather(pieces, page)
         return self._store.put(
             self._kind.namespace, key, parent, page, first_token=position, ttl_s=self._settings.ttl_s
         )
+
+    def _has_room_by(self, ends_s: float) -> bool:
+        """Wait for what is being written; a server's own calls wait for what is sent."""
+        left_s = ends_s - self._store.now_s()
+        return bool(self._settings.store) or (left_s > 0 and self._store.flush(left_s))
 
     def _compare(self, key: bytes, pieces: Pieces) -> None:
         """Compare what was computed again with what is stored; keep out what differs."""

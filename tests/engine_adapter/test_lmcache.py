@@ -73,6 +73,17 @@ def test_what_was_kept_is_told_once_it_can_be_found(tmp_path: Path, host_bytes: 
     assert tier.are_here(places) == [True, False]
 
 
+@pytest.mark.parametrize("host_bytes", [0, 1 << 23])
+def test_more_chunks_than_a_disk_queues_are_all_on_it(tmp_path: Path, host_bytes: int) -> None:
+    given = AdapterSettings(host_bytes=host_bytes, disk_bytes=1 << 24, disk_path=str(tmp_path))
+    store = open_store(given)
+    tier, num = SecondTier(store, given, "0.5.6", is_close), 600
+    assert all(tier.keep(chunk(Key(number.to_bytes(2, "big")))) is Kept.NEW for number in range(num))
+    assert store.flush(10.0)
+    assert store.statistics().tiers[-1].num_blocks == num
+    store.close()
+
+
 def test_a_chunk_of_another_length_is_a_miss() -> None:
     tier = tier_of()
     tier.keep(chunk(Key()))

@@ -12,7 +12,7 @@ from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.loads import load_each
 from engine_adapter.sglang.memory import at_address, of_tensor
-from engine_adapter.sglang.opening import MOST_ON_WAY, open_store
+from engine_adapter.sglang.opening import MOST_ON_WAY, most_on_way, on_way_bytes, open_store
 from engine_adapter.sglang.pool_store import Kind, PoolStore
 from engine_adapter.sglang.settings import AdapterSettings
 from kvstore.errors import ConfigError
@@ -27,7 +27,7 @@ SETTINGS = AdapterSettings(host_bytes=1 << 20)
 
 @pytest.fixture
 def store() -> Iterator[TieredStore]:
-    opened = open_store(SETTINGS, "rank", PAGE_BYTES)
+    opened = open_store(SETTINGS, "rank", [PAGE_BYTES])
     assert isinstance(opened, TieredStore)
     yield opened
     opened.check()
@@ -94,9 +94,14 @@ def test_few_pages_of_a_batch_are_on_their_way_at_a_time(
         most = max(most, len(begun) - len(landed))
         landed.append(index)
 
-    load_each(store, scoped(KIND.namespace, keys(num)), land, 10.0, None)
+    load_each(store, scoped(KIND.namespace, keys(num)), land, 10.0, None, MOST_ON_WAY)
     assert begun == landed == list(range(num))
     assert most == MOST_ON_WAY
+
+
+def test_of_long_pages_fewer_are_on_their_way() -> None:
+    assert [most_on_way(mib << 20) for mib in (1, 7, 12, 100, 500)] == [16, 16, 10, 1, 1]
+    assert on_way_bytes(500 << 20) >= 3 * 500 << 20
 
 
 def test_what_is_loaded_ends_where_a_page_is_missing(store: TieredStore) -> None:
@@ -124,7 +129,7 @@ def test_what_is_there_counts_as_stored(store: TieredStore) -> None:
 
 def test_a_page_that_finds_no_room_counts_as_refused() -> None:
     counts = Counts()
-    small = open_store(AdapterSettings(host_bytes=PAGE_BYTES // 2), "rank", PAGE_BYTES // 2)
+    small = open_store(AdapterSettings(host_bytes=PAGE_BYTES // 2), "rank", [PAGE_BYTES // 2])
     pages = PoolStore(small, KIND, SETTINGS, counts)
     assert put(pages, 1) == [False]
     assert counts.all()["pages_refused"] == 1
@@ -133,13 +138,45 @@ def test_a_page_that_finds_no_room_counts_as_refused() -> None:
 
 def test_tiers_without_room_for_a_page_are_refused() -> None:
     with pytest.raises(ConfigError, match=f"host_bytes: 16 hold no block, which takes {PAGE_BYTES}"):
-        open_store(AdapterSettings(host_bytes=16), "rank", PAGE_BYTES)
+        open_store(AdapterSettings(host_bytes=16), "rank", [PAGE_BYTES])
     with pytest.raises(ConfigError, match="disk_bytes"):
-        open_store(AdapterSettings(disk_bytes=16), "rank", PAGE_BYTES)
+        open_store(AdapterSettings(disk_bytes=16), "rank", [PAGE_BYTES])
+
+
+@pytest.mark.parametrize("host_bytes", [0, 4 * PAGE_BYTES, 1 << 24])
+def test_more_pages_than_may_be_on_their_way_are_all_stored(tmp_path: Path, host_bytes: int) -> None:
+    settings = AdapterSettings(host_bytes=host_bytes, disk_bytes=1 << 24, disk_path=str(tmp_path))
+    slow = open_store(settings, "rank", [PAGE_BYTES])
+    pages, num = PoolStore(slow, KIND, settings, Counts()), 40 * MOST_ON_WAY
+    assert put(pages, num) == [True] * num
+    slow.clear()
+    assert slow.flush(10.0)
+    assert put(pages, num) == [True] * num, "those that were there once, too"
+    assert slow.flush(10.0)
+    assert slow.statistics().tiers[-1].num_blocks == num
+    slow.close()
+
+
+def test_a_batch_waits_for_room_no_longer_than_it_may(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, waits = 0.0, []
+
+    def flush(timeout_s: float) -> bool:
+        nonlocal now_s
+        waits.append(timeout_s)
+        now_s += timeout_s
+        return False
+
+    monkeypatch.setattr(store, "now_s", lambda: now_s)
+    monkeypatch.setattr(store, "reserve", lambda *_, **__: None)
+    monkeypatch.setattr(store, "flush", flush)
+    assert put(pool_store(store), 8) == [False] * 8
+    assert waits == [5.0]
 
 
 def test_ends_of_prompts_are_evicted_before_their_beginnings() -> None:
-    small = open_store(AdapterSettings(host_bytes=4 * PAGE_BYTES), "rank", PAGE_BYTES)
+    small = open_store(AdapterSettings(host_bytes=4 * PAGE_BYTES), "rank", [PAGE_BYTES])
     pages = PoolStore(small, KIND, SETTINGS, Counts())
     put(pages, 4)
     pages.put(["another"], [pieces(page(9))])
@@ -198,10 +235,10 @@ def test_what_is_not_a_number_is_not_close(store: TieredStore) -> None:
 
 def test_a_disk_tier_that_another_process_uses_is_refused(tmp_path: Path) -> None:
     settings = AdapterSettings(disk_bytes=1 << 20, disk_path=str(tmp_path))
-    first = open_store(settings, "tp0", PAGE_BYTES)
+    first = open_store(settings, "tp0", [PAGE_BYTES])
     with pytest.raises(ConfigError, match="disk_path"):
-        open_store(settings, "tp0", PAGE_BYTES)
-    open_store(settings, "tp1", PAGE_BYTES).close()
+        open_store(settings, "tp0", [PAGE_BYTES])
+    open_store(settings, "tp1", [PAGE_BYTES]).close()
     first.close()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -88,6 +89,25 @@ def test_listeners_hear_of_what_the_store_evicts_by_itself(opened: Open) -> None
     assert len(driven.heard.deleted) >= 40
     assert used_bytes == (100 - len(driven.heard.deleted)) * NBYTES
     assert not any(driven.find(driven.heard.deleted))
+
+
+def test_what_goes_at_once_is_not_counted_for_ever(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = opened(disk_bytes=0)
+    holdings, deleting = driven.adapter._holdings, []
+    add = holdings.add
+
+    def add_while_it_is_deleted(key: Any, holding: Any) -> bool:
+        is_new = add(key, holding)
+        deleting.append(Thread(target=driven.adapter.delete, args=([key],)))
+        deleting[-1].start()
+        deleting[-1].join(0.1)  # it cannot end before the chunk was told
+        return bool(is_new)
+
+    monkeypatch.setattr(holdings, "add", add_while_it_is_deleted)
+    driven.store({KEYS[0]: BLOCKS[KEYS[0]]})
+    deleting[0].join()
+    assert driven.heard.deleted == KEYS[:1]
+    assert driven.adapter.get_usage().total_bytes_used == 0
 
 
 def test_a_new_process_finds_what_the_disk_has(opened: Open) -> None:

@@ -98,10 +98,10 @@ def mla_pool(layout: str = "page_first", dtype: torch.dtype = torch.bfloat16) ->
     return pool
 
 
-def mamba_pool(states: torch.dtype) -> MambaPoolHost:
+def mamba_pool(states: torch.dtype, width: int = HEAD_DIM) -> MambaPoolHost:
     """Return a real host pool for states of Mamba in this dtype, full of random numbers."""
     info = MambaStateBufferInfo(
-        temporal=torch.zeros(LAYERS, DEVICE_TOKENS, HEADS, HEAD_DIM, dtype=states),
+        temporal=torch.zeros(LAYERS, DEVICE_TOKENS, HEADS, width, dtype=states),
         conv=(torch.zeros(LAYERS, DEVICE_TOKENS, HEAD_DIM, 3, dtype=torch.bfloat16),),
     )
     with host_memory_budget_scope(1 << 30):

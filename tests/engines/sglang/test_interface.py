@@ -24,6 +24,7 @@ from sglang.srt.server_args import ServerArgs
 from engine_adapter.sglang import PrefixdHiCache
 from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.served import ARGUMENTS
+from engine_adapter.sidecar import Sidecar
 from kvstore.errors import ConfigError
 from tests.engines.sglang.rig import PAGE_TOKENS, mamba_pool, mha_pool, mla_pool, serve
 from tests.eventually import eventually
@@ -47,9 +48,13 @@ def cache(tmp_path: Path, model: Path) -> Path:
     return tmp_path / "cache"
 
 
-def attached(storage_config: HiCacheStorageConfig, pool: Any = None) -> Any:
+def attached(
+    storage_config: HiCacheStorageConfig, pool: Any = None, others: dict[PoolName, Any] | None = None
+) -> Any:
     backend = PrefixdHiCache(storage_config)
     backend.register_mem_pool_host(pool or mha_pool())
+    for name, other in (others or {}).items():
+        backend.register_mem_host_pool_v2(other, name)
     backend.on_host_pools_registered()
     return backend
 
@@ -205,15 +210,39 @@ def test_states_of_another_dtype_are_not_found(cache: Path, address: str) -> Non
     transfer = PoolTransfer(PoolName.MAMBA, torch.arange(3), keys=KEYS)
 
     def states(dtype: torch.dtype) -> tuple[Any, Any]:
-        backend, pool = attached(config(cache, {"store": address})), mamba_pool(dtype)
-        backend.register_mem_host_pool_v2(pool, PoolName.MAMBA)
-        return backend, pool
+        pool = mamba_pool(dtype)
+        return attached(config(cache, {"store": address}), others={PoolName.MAMBA: pool}), pool
 
     (first, stored), (other, _), (same, loaded) = map(states, (torch.float16, torch.bfloat16, torch.float16))
     assert first.batch_set_v2([transfer]) == {PoolName.MAMBA: [True] * 3}
     eventually(lambda: same.batch_get_v2([transfer]) == {PoolName.MAMBA: [True] * 3})
     assert torch.equal(loaded.get_data_page(2), stored.get_data_page(2))
     assert other.batch_get_v2([transfer]) == {PoolName.MAMBA: [False] * 3}
+
+
+def test_states_much_longer_than_pages_find_memory_on_their_way(
+    cache: Path, server: Sidecar, tmp_path: Path
+) -> None:
+    disk = {"host_bytes": 0, "disk_bytes": 1 << 26, "disk_path": str(tmp_path / "pages")}
+    transfer = PoolTransfer(PoolName.MAMBA, torch.arange(3), keys=KEYS)
+    for where in (disk, {"store": f"unix://{tmp_path / 'prefixd.sock'}"}):
+        pool = mamba_pool(torch.float32, width=1 << 14)
+        backend = attached(config(cache, where), others={PoolName.MAMBA: pool})
+        assert backend.batch_set_v2([transfer]) == {PoolName.MAMBA: [True] * 3}
+        eventually(lambda: backend.batch_get_v2([transfer]) == {PoolName.MAMBA: [True] * 3})  # noqa: B023 - at once
+        backend.close()
+
+
+def test_a_pool_that_comes_later_is_taken_in_if_there_is_memory_for_it(cache: Path) -> None:
+    backend, draft = attached(config(cache)), mha_pool("layer_first")
+    backend.register_mem_host_pool_v2(draft, PoolName.DRAFT)
+    backend.register_mem_host_pool_v2(mamba_pool(torch.float32, width=1 << 14), PoolName.MAMBA)
+    places = torch.arange(3 * PAGE_TOKENS)
+    assert all(backend.batch_set_v2([PoolTransfer(PoolName.DRAFT, places, keys=KEYS)])[PoolName.DRAFT])
+    assert backend.faults.num == 1
+    late = PoolTransfer(PoolName.MAMBA, torch.arange(3), keys=KEYS)
+    assert backend.batch_set_v2([late]) == {PoolName.MAMBA: [False] * 3}
+    backend.close()
 
 
 def test_servers_side_by_side_have_folders_of_their_own(cache: Path, model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from kvstore.errors import ConfigError
 
 S = TypeVar("S")
 
+_MOST = 1e18
+
 
 def setting(default: Any, meaning: str) -> Any:
     """Declare a field with what it means, which its page repeats."""
@@ -28,5 +30,5 @@ def parsed(kind: type[S], given: Mapping[str, Any]) -> S:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a value is a number, which true and false are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Say whether a value is a number to reckon with, which true, false, and what JSON calls NaN are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST

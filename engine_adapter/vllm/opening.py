@@ -17,6 +17,7 @@ from engine_adapter.sidecar import open_sidecar
 from engine_adapter.vllm.settings import AdapterSettings
 from kvstore.arena import slot_stride
 from kvstore.connect import connect
+from kvstore.errors import ConfigError
 from kvstore.interface import BlockStore
 
 MOST_ON_WAY = 64
@@ -75,6 +76,9 @@ def _opened(engine: str, settings: AdapterSettings, block_bytes: int, *, is_serv
     if settings.store:
         return _connected(settings.store, settings, block_bytes)
     setups = tuple(_setups(settings))
+    for setup in setups:
+        if setup.budget_bytes < block_bytes:
+            raise ConfigError(f"{setup.name}_bytes", f"is less than one block, of {block_bytes} bytes")
     if is_served:
         sidecar = open_sidecar(SidecarConfig(setups, settings.ttl_s, {}, _socket_of(engine)))
         require_all(sidecar.degraded, sidecar.close)

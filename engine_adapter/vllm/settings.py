@@ -59,16 +59,14 @@ class AdapterSettings:
     def __post_init__(self) -> None:
         _require("mode", self.mode, [mode.value for mode in Mode])
         _require("loading", self.loading, ["auto", "sync", "async"])
-        for name, least in {
-            "host_bytes": 0,
-            "disk_bytes": 0,
-            "load_deadline_s": 0,
-            "verify_share": 0,
-        }.items():
-            if not is_number(getattr(self, name)) or getattr(self, name) < least:
-                raise ConfigError(name, f"must be a number of at least {least}")
-        if self.verify_share > 1:
-            raise ConfigError("verify_share", "must be at most 1")
+        for name in ("host_bytes", "disk_bytes"):
+            nbytes = getattr(self, name)
+            if not (is_number(nbytes) and isinstance(nbytes, int) and nbytes >= 0):
+                raise ConfigError(name, f"must be a whole number of bytes, not {nbytes!r}")
+        if not (is_number(self.load_deadline_s) and self.load_deadline_s > 0):
+            raise ConfigError("load_deadline_s", "must be a number above 0")
+        if not (is_number(self.verify_share) and 0 <= self.verify_share <= 1):
+            raise ConfigError("verify_share", "must be a number from 0 to 1")
         if self.ttl_s is not None and not (is_number(self.ttl_s) and 0 < self.ttl_s <= MAX_LIFETIME_S):
             raise ConfigError("ttl_s", f"must be above 0 and at most {MAX_LIFETIME_S} seconds, or unset")
         if not self.store and not self.host_bytes and not self.disk_bytes:

@@ -10,6 +10,7 @@ from engine_adapter.vllm.counts import NAMES
 from engine_adapter.vllm.settings import AdapterSettings
 from kvstore.errors import ConfigError
 
+NAN = float("nan")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 
 
@@ -29,7 +30,11 @@ def test_an_address_makes_the_store_another_process() -> None:
         ({"host_bytes": -1}, "host_bytes"), ({"host_bytes": "1GiB"}, "host_bytes"),
         ({"host_bytes": True}, "host_bytes"), ({"store": 7}, "store"), ({"host_bytes": 0}, "host_bytes"),
         ({"load_deadline_s": "1"}, "load_deadline_s"), ({"verify_share": 2}, "verify_share"),
-        ({"ttl_s": 0}, "ttl_s"), ({"ttl_s": "1d"}, "ttl_s"),
+        ({"host_bytes": 1e9}, "host_bytes"), ({"disk_bytes": NAN}, "disk_bytes"),
+        ({"host_bytes": 10**30}, "host_bytes"), ({"load_deadline_s": 0}, "load_deadline_s"),
+        ({"load_deadline_s": NAN}, "load_deadline_s"), ({"load_deadline_s": float("inf")}, "load_deadline_s"),
+        ({"verify_share": NAN}, "verify_share"), ({"ttl_s": NAN}, "ttl_s"), ({"ttl_s": 0}, "ttl_s"),
+        ({"ttl_s": "1d"}, "ttl_s"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], named: str) -> None:

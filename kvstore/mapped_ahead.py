@@ -6,6 +6,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvstore.slab import SlabMemory, map_private_slab
@@ -38,7 +39,9 @@ class MappedAhead:
         coming, self._next, self._last = self._next, None, shape
         is_ready = coming is not None and is_same and coming.exception() is None
         memory = coming.result() if coming is not None and is_ready else map_private_slab(*shape)
-        if is_first or is_same:
+        if not (is_first or is_same):
+            return memory
+        with suppress(RuntimeError):  # no thread is to be had, as when the process ends
             self._next = self._worker.submit(self._mapped, shape)
         return memory
 

@@ -241,6 +241,14 @@ def test_a_worker_serves_its_store_to_the_engines_other_processes() -> None:
     here.close("an engine")
 
 
+@pytest.mark.parametrize("tier", ["host_bytes", "disk_bytes"])
+def test_a_tier_without_room_for_a_block_is_refused(tmp_path: Any, tier: str) -> None:
+    given = {"host_bytes": 2**20, "disk_bytes": 2**20, "disk_path": str(tmp_path)} | {tier: 63}
+    with pytest.raises(ConfigError) as refused:
+        OpenStores().open("engine", AdapterSettings.parse(given), 64)
+    assert refused.value.setting == tier
+
+
 def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Any) -> None:
     (tmp_path / "file").write_text("")
     settings = AdapterSettings(disk_bytes=2**20, disk_path=str(tmp_path / "file"))

@@ -50,6 +50,12 @@ def test_shapes_in_turn_have_nothing_mapped_ahead() -> None:
     eventually(lambda: [len(memory) for memory in taken.memories][:2] == [PAGE_BYTES, 2 * PAGE_BYTES])
 
 
+def test_without_a_thread_all_is_mapped_when_it_is_asked_for() -> None:
+    map_slab = MappedAhead(Taken())
+    map_slab._worker.shutdown()
+    assert [len(map_slab(PAGE_BYTES, 4).slots) for _ in range(3)] == [4 * PAGE_BYTES] * 3
+
+
 def test_what_could_not_be_mapped_ahead_is_mapped_when_it_is_asked_for() -> None:
     taken = Taken()
     map_slab = MappedAhead(taken)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -199,7 +198,7 @@ def _row(table: Table, name: str, seconds: str, ratio: float, bound: float) -> N
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", help="folder with safetensors")
-    parser.add_argument("--vllm", required=True, help="interpreter that has vLLM", default=sys.executable)
+    parser.add_argument("--vllm", required=True, help="interpreter that has vLLM")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(_PARTS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--verbose", action="store_true")

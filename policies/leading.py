@@ -77,11 +77,11 @@ def _ends(request: PlanRequest, start: int, run: int) -> Iterator[int]:
 def _leading(request: PlanRequest, start: int, num: int, unknown: LoadCost) -> Leading:
     step, cost = request.block_tokens, request.compute
     first, position = start * step, (start + num) * step
-    nbytes = Counter(request.tiers[start : start + num])
+    num_by_tier = Counter(request.tiers[start : start + num])
     loaded_s = max(
         (
-            _cost_of(tier, request.loads, unknown).load_s(count * request.block_bytes)
-            for tier, count in nbytes.items()
+            _cost_of(tier, request.loads, unknown).load_s(num_blocks * request.block_bytes)
+            for tier, num_blocks in num_by_tier.items()
             if tier is not None
         ),
         default=0.0,

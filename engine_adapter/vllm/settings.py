@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from engine_adapter.foreign_settings import (
@@ -18,8 +17,6 @@ from engine_adapter.foreign_settings import (
     require_room,
     setting,
 )
-
-_CACHE = Path("~/.cache/prefixd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,9 @@ class AdapterSettings:
     )
     host_bytes: int = setting(4 << 30, "Memory of this process for blocks, without a `store`; 0: none.")
     disk_bytes: int = setting(0, "Disk space for blocks, without a `store`; 0: none.")
-    disk_path: str = setting(str(_CACHE / "vllm-blocks"), "Folder of those; one engine at a time uses it.")
+    disk_path: str = setting("~/.cache/prefixd/vllm-blocks", "Folder of those; one engine at a time uses it.")
     cache_path: str = setting(
-        str(_CACHE), "Folder where digests of weights and measured costs are kept between starts."
+        "~/.cache/prefixd", "Folder where digests of weights and measured costs are kept between starts."
     )
     reload_policy: str = setting(
         "measured",

@@ -128,7 +128,9 @@ class PrefixdL2Adapter(L2AdapterInterface):
 
         def delete() -> None:
             held = self._holdings.of(keys)
-            self._tier.delete([holding.place for holding in held.values()])
+            unheard = [self._tier.place(key) for key in keys if key not in held]
+            places = [*(holding.place for holding in held.values()), *filter(None, unheard)]
+            self._tier.delete(places)
             self._forget(self._holdings.gone_of(held))
 
         self._faults.caught(delete, None)

@@ -187,6 +187,14 @@ def test_locks_last_until_they_are_unlocked_as_often(steps: list[tuple[int, bool
     assert tier._store.evict([place.key for place in places if place]) == 4
 
 
+def test_a_lock_lasts_a_minute() -> None:
+    tier, key = tier_of(), Key()
+    tier.keep(chunk(key))
+    tier.find([key], {0: LAYOUT})
+    (lock,) = tier.locks._locks[key]
+    assert lock.lease.hit.deadline_s - tier._store.now_s() == pytest.approx(60.0, abs=5.0)
+
+
 def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
     tier = tier_of(host_bytes=8 * NBYTES)
     prompt = [Key(bytes([0, number])) for number in range(8)]

@@ -121,6 +121,17 @@ def test_a_new_process_finds_what_the_disk_has(opened: Open) -> None:
     assert second.adapter.get_usage().total_bytes_used == 4 * NBYTES
 
 
+def test_what_another_process_stored_can_be_deleted_before_it_is_used(opened: Open) -> None:
+    first = opened()
+    first.store(BLOCKS)
+    first.adapter.close()
+    second = opened()
+    assert second.find(KEYS) == [True] * 4
+    second.adapter.submit_unlock(KEYS)
+    second.adapter.delete(KEYS[:3])
+    assert second.find(KEYS) == [False] * 3 + [True]
+
+
 def test_another_process_finds_what_redis_has_but_for_what_went_bad(opened: Open, valkey: Valkey) -> None:
     opened(**in_redis(valkey)).store(BLOCKS)
     admin = valkey.admin()
@@ -211,7 +222,7 @@ def test_mode_off_does_nothing(opened: Open) -> None:
 def test_mode_observe_stores_and_counts_and_gives_nothing(opened: Open) -> None:
     driven = opened(mode="observe")
     assert driven.store(BLOCKS).bytes_transferred() == 4 * NBYTES
-    assert driven.fetch(KEYS) == [None] * 4
+    assert driven.fetch(KEYS) == driven.load(KEYS) == [None] * 4
     status = driven.adapter.report_status()
     assert (status["chunks_looked_up"], status["chunks_found"], status["num_locked"]) == (4, 4, 0)
 

@@ -58,8 +58,9 @@ class WorkerSide:
         self._is_idle = step.is_idle
         if step.number == self._spoilt_step:
             return
+        compare_until_s = self._store.now_s() + _COMPARE_S
         for order in step.stores:
-            self._store_or_compare(order)
+            self._store_or_compare(order, compare_until_s)
 
     def finished_loads(self, ended: set[str], faults: Faults) -> set[str]:
         """Return the requests whose loads are over since the last call; those of ``ended`` are given up."""
@@ -117,13 +118,13 @@ class WorkerSide:
                 self._spoilt_step = self._told.number
             self._told.count("blocks_not_loaded", len(failed))
 
-    def _store_or_compare(self, order: StoreOrder) -> None:
+    def _store_or_compare(self, order: StoreOrder, compare_until_s: float) -> None:
         namespace, keys = order.namespaces[self._rank], order.keys[self._rank]
         parent = order.parents[self._rank]
         step = namespace.block_tokens
         for index, (key, block_id) in enumerate(zip(keys, order.block_ids, strict=True)):
             if order.is_compared:
-                self._compare(key, block_id)
+                self._compare(key, block_id, compare_until_s - self._store.now_s())
             memory = self._store.reserve(
                 namespace, key, parent, self.pool.block_bytes,
                 first_token=order.first_token + index * step, ttl_s=self._settings.ttl_s,
@@ -140,10 +141,12 @@ class WorkerSide:
             self._told.count("blocks_stored")
             self._told.stored.append(key)
 
-    def _compare(self, key: bytes, block_id: int) -> None:
+    def _compare(self, key: bytes, block_id: int, timeout_s: float) -> None:
+        if timeout_s <= 0:
+            return
         stored = memoryview(bytearray(self.pool.block_bytes))
         try:
-            if not self._store.get_into(key, stored, _COMPARE_S):
+            if not self._store.get_into(key, stored, timeout_s):
                 return
         except StoreClosedError:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,11 +199,44 @@ def test_mode_verify_finds_a_wrong_block_and_keeps_it_out(open_vllm: OpenVllm) -
     assert vllm.counted["blocks_wrong"] == 1
 
 
+def test_a_step_waits_a_second_at_most_for_blocks_to_compare(
+    open_vllm: OpenVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = open_vllm(mode="verify", verify_share=1.0)
+    vllm.serve(request(PROMPT))
+    now_s, waits_s = [100.0], list[float]()
+
+    def stalls(_key: bytes, _out: memoryview, timeout_s: float) -> bool:
+        waits_s.append(timeout_s)
+        now_s[0] += 0.625
+        return False
+
+    monkeypatch.setattr(vllm.store, "now_s", lambda: now_s[0])
+    monkeypatch.setattr(vllm.store, "get_into", stalls)
+    vllm.serve(request(PROMPT))
+    assert waits_s == [1.0, 0.375]
+
+
 def test_after_a_reset_nothing_is_found(open_vllm: OpenVllm) -> None:
     vllm = open_vllm()
     vllm.serve(request(PROMPT))
+    waits, unknown = request(PROMPT), request(PROMPT)
+    assert vllm.side.num_to_load(waits, 0) == (WHOLE, False)
+    keys = vllm.side._requests[waits.request_id].keys[0]
     vllm.side.forget_all("anew")
+    assert set(vllm.store.peek(keys)) == {None}
+    assert {vllm.side.num_to_load(asked, 0) for asked in (waits, unknown)} == {(0, False)}
     assert vllm.serve(request(PROMPT)).num_loaded == 0
+    assert vllm.serve(request(PROMPT)).num_loaded == WHOLE
+
+
+def test_a_reset_leaves_a_server_what_it_has_and_finds_none_of_it(open_vllm: OpenVllm) -> None:
+    vllm = open_vllm()
+    vllm.serve(request(PROMPT))
+    shares = open_vllm(store=vllm.store)
+    shares.side._settings = replace(shares.settings, store="unix:///nowhere")
+    shares.side.forget_all("anew")
+    assert shares.serve(request(PROMPT)).num_loaded == 0
     assert vllm.serve(request(PROMPT)).num_loaded == WHOLE
 
 

@@ -136,6 +136,22 @@ def test_a_store_that_was_closed_costs_hits_and_nothing_else(open_vllm: OpenVllm
     assert vllm.serve(request([9, *PROMPT])).num_loaded == 0
 
 
+def test_a_block_that_cannot_be_read_gives_its_memory_back(
+    open_vllm: OpenVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = open_vllm()
+    with monkeypatch.context() as broken:
+        broken.setattr(vllm.workers[0].pool, "read", raising)
+        vllm.serve(request(PROMPT))
+    assert vllm.counted["faults"] == 1
+    vllm.serve(request(PROMPT))
+    assert vllm.counted["blocks_stored"] == WHOLE // BLOCK
+
+
+def raising(*_arguments: Any) -> None:
+    raise OSError("gone")
+
+
 def test_a_memory_that_is_full_drops_blocks(open_vllm: OpenVllm) -> None:
     arena = Arena(2**16)
     store = TieredStore([host_tier(arena, 2**12)], arena)

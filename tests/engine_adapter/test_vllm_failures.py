@@ -74,16 +74,20 @@ def test_a_load_that_fails_meanwhile_keeps_nothing_from_being_stored(open_vllm: 
     assert vllm.counted["blocks_stored"] == 2 * WHOLE // BLOCK
 
 
-def test_a_load_that_cannot_begin_keeps_nothing_from_being_stored(open_vllm: OpenVllm) -> None:
-    vllm = open_vllm(loading="async")
+@pytest.mark.parametrize("loading", ["sync", "async"])
+def test_a_load_that_cannot_even_begin_is_over_and_has_failed(
+    open_vllm: OpenVllm, monkeypatch: pytest.MonkeyPatch, loading: str
+) -> None:
+    vllm = open_vllm(loading=loading)
     vllm.serve(request(PROMPT))
-    asked, other, table = request(PROMPT), request([9, *PROMPT]), list(range(20, 31))
-    vllm.admit(asked, list(range(11)))
-    vllm.admit(other, table)
-    vllm.store.evict(vllm.side._requests[asked.request_id].keys[0])
-    vllm.promiser.clear()
-    vllm.step({other.request_id: (other, table, 0, 43)}, may_fail=True)
-    assert vllm.counted["blocks_stored"] == 2 * WHOLE // BLOCK
+    asked, table = request(PROMPT), list(range(11))
+    assert vllm.admit(asked, table) == (WHOLE, loading == "async")
+    monkeypatch.setattr(vllm.store, "lookup", fail(OSError("no memory")))
+    parts = {asked.request_id: (asked, table, WHOLE, 42)} if loading == "sync" else {}
+    made = vllm.step(parts, may_fail=True)
+    assert made.failed == set(range(10))
+    assert made.finished == ({asked.request_id} if loading == "async" else set())
+    assert (vllm.counted["loads_failed"], vllm.counted["blocks_not_loaded"]) == (1, 10)
 
 
 def scheduled(parts: dict[str, tuple[Any, list[int], int, int]]) -> Any:
@@ -130,6 +134,22 @@ def test_a_store_that_was_closed_costs_hits_and_nothing_else(open_vllm: OpenVllm
     vllm.store.close()
     assert vllm.serve(request(PROMPT), may_fail=True).num_loaded == 0
     assert vllm.serve(request([9, *PROMPT])).num_loaded == 0
+
+
+def test_a_block_that_cannot_be_read_gives_its_memory_back(
+    open_vllm: OpenVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = open_vllm()
+    with monkeypatch.context() as broken:
+        broken.setattr(vllm.workers[0].pool, "read", raising)
+        vllm.serve(request(PROMPT))
+    assert vllm.counted["faults"] == 1
+    vllm.serve(request(PROMPT))
+    assert vllm.counted["blocks_stored"] == WHOLE // BLOCK
+
+
+def raising(*_arguments: Any) -> None:
+    raise OSError("gone")
 
 
 def test_a_memory_that_is_full_drops_blocks(open_vllm: OpenVllm) -> None:

@@ -56,12 +56,3 @@ def test_no_step_waits_for_a_load_where_vllm_cannot_undo_it(open_vllm: OpenVllm)
     assert vllm.side.num_to_load(request(PROMPT), 0) == (WHOLE, False)
     vllm.promiser.may_wait = False
     assert vllm.side.num_to_load(request(PROMPT), 0) == (WHOLE, True)
-
-
-def test_leases_end_when_vllm_takes_nothing_of_what_was_promised(open_vllm: OpenVllm) -> None:
-    vllm = open_vllm()
-    vllm.serve(request(PROMPT))
-    asked = request(PROMPT)
-    assert vllm.side.num_to_load(asked, 0) == (WHOLE, False)
-    vllm.side.allocated(asked, list(range(11)), 0)
-    assert vllm.store.evict(vllm.side._requests[asked.request_id].keys[0]) == WHOLE // BLOCK

@@ -28,6 +28,22 @@ def test_what_was_stored_is_loaded(open_vllm: OpenVllm, loading: str, chunk: int
     assert vllm.counted["blocks_stored"] == WHOLE // BLOCK
 
 
+def test_each_block_is_stored_with_its_place_and_its_parent(
+    open_vllm: OpenVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm, asked = open_vllm(), request(PROMPT)
+    reserve, told = vllm.store.reserve, list[tuple[bytes, bytes, int | None]]()
+
+    def noted(namespace: Any, key: bytes, parent: bytes, nbytes: int, **facts: Any) -> Any:
+        told.append((key, parent, facts["first_token"]))
+        return reserve(namespace, key, parent, nbytes, **facts)
+
+    monkeypatch.setattr(vllm.store, "reserve", noted)
+    vllm.serve(asked, chunk=9)
+    keys = vllm.side._tracked(asked).keys[0]  # type: ignore[union-attr]
+    assert told == list(zip(keys, [b"", *keys], range(0, WHOLE, BLOCK), strict=False))
+
+
 def test_at_least_one_token_is_computed(open_vllm: OpenVllm) -> None:
     vllm = open_vllm()
     vllm.serve(request(PROMPT[:WHOLE]))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine_adapter.sglang import pool_store as pool_store_module
 from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import scoped
 from engine_adapter.sglang.loads import load_each
@@ -117,6 +118,18 @@ def test_a_page_of_another_length_is_neither_stored_nor_loaded(store: TieredStor
         pages.put(keys(1), [pieces(np.zeros(2, np.float32))])
     put(pages, 1)
     assert pages.load(keys(1), [pieces(np.zeros(2, np.float32))]) == [False]
+
+
+def test_pages_that_cannot_be_read_give_their_memory_back(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, source = pool_store(store), [pieces(page(0))]
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_store_module, "gather", lambda *_: 1 / 0)
+        for key in keys(1000):
+            with pytest.raises(ZeroDivisionError):
+                pages.put([key], source)
+    assert pages.put(keys(1), source) == [True]
 
 
 def test_what_is_there_counts_as_stored(store: TieredStore) -> None:

@@ -17,7 +17,7 @@ from engine_adapter.sglang.opening import MOST_ON_WAY, most_on_way, on_way_bytes
 from engine_adapter.sglang.pool_store import Kind, PoolStore
 from engine_adapter.sglang.settings import AdapterSettings
 from kvstore.errors import ConfigError
-from kvstore.loading import LoadedBlock
+from kvstore.loading import LoadedBlock, Ticket
 from kvstore.namespace import Namespace
 from kvstore.store import TieredStore
 
@@ -110,6 +110,19 @@ def test_what_is_loaded_ends_where_a_page_is_missing(store: TieredStore) -> None
     pages.put([keys(3)[0], keys(3)[2]], [pieces(page(0)), pieces(page(2))])
     assert pages.present(keys(3)) == [True, False, True]
     assert [came is not None for came in loaded(pages, 3)] == [True, False, False]
+
+
+def test_after_a_miss_what_is_still_on_its_way_is_given_back(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, load = pool_store(store), store.load
+    put(pages, 8)
+
+    def lose_the_second(hit: Any, index: int, deadline_s: float) -> Any:
+        return Ticket.of(None) if index == 1 else load(hit, index, deadline_s)
+
+    monkeypatch.setattr(store, "load", lose_the_second)
+    assert [came is not None for came in loaded(pages, 8)] == [True] + [False] * 7
 
 
 def test_a_page_of_another_length_is_neither_stored_nor_loaded(store: TieredStore) -> None:

@@ -91,6 +91,15 @@ def test_listeners_hear_of_what_the_store_evicts_by_itself(opened: Open) -> None
     assert not any(driven.find(driven.heard.deleted))
 
 
+def test_listeners_hear_of_what_a_lookup_finds_gone(driven: Driven) -> None:
+    driven.store(BLOCKS)
+    places = [held.place.key for held in driven.adapter._holdings.of(KEYS[:2]).values()]
+    assert driven.adapter._store.flush(5.0), "what is being written stays"
+    assert driven.adapter._store.evict(places) == 2
+    assert driven.find(KEYS) == [False, False, True, True]
+    assert driven.heard.deleted == KEYS[:2]
+
+
 def test_what_goes_at_once_is_not_counted_for_ever(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     driven = opened(disk_bytes=0)
     holdings, deleting = driven.adapter._holdings, []
@@ -217,6 +226,16 @@ def test_mode_off_does_nothing(opened: Open) -> None:
     assert (told.is_successful(), told.bytes_transferred()) == (True, 0)
     assert driven.find(KEYS) == [False] * 4
     assert driven.load(KEYS) == [None] * 4
+
+
+def test_mode_off_finds_nothing_of_what_is_there(opened: Open) -> None:
+    first = opened()
+    first.store(BLOCKS)
+    first.adapter.close()
+    off = opened(mode="off")
+    assert off.find(KEYS) == [False] * 4
+    assert off.load(KEYS) == [None] * 4
+    assert off.adapter.report_status()["num_locked"] == 0
 
 
 def test_mode_observe_stores_and_counts_and_gives_nothing(opened: Open) -> None:

@@ -213,11 +213,14 @@ def test_states_of_another_dtype_are_not_found(cache: Path, address: str) -> Non
         pool = mamba_pool(dtype)
         return attached(config(cache, {"store": address}), others={PoolName.MAMBA: pool}), pool
 
-    (first, stored), (other, _), (same, loaded) = map(states, (torch.float16, torch.bfloat16, torch.float16))
+    dtypes = torch.float16, torch.bfloat16, torch.float16
+    (first, stored), (other, unlike), (same, loaded) = map(states, dtypes)
     assert first.batch_set_v2([transfer]) == {PoolName.MAMBA: [True] * 3}
     eventually(lambda: same.batch_get_v2([transfer]) == {PoolName.MAMBA: [True] * 3})
     assert torch.equal(loaded.get_data_page(2), stored.get_data_page(2))
+    before = unlike.get_data_page(2).clone()
     assert other.batch_get_v2([transfer]) == {PoolName.MAMBA: [False] * 3}
+    assert torch.equal(unlike.get_data_page(2), before)
 
 
 def test_states_much_longer_than_pages_find_memory_on_their_way(

@@ -26,7 +26,8 @@ HOST = "host"
 """The tier in our own memory."""
 CLOSE_S = 10.0
 """How long closing a store may take."""
-_BYTES_OF_A_NUMBER = 2
+BYTES_OF_A_NUMBER = 2
+"""Of keys and values in engines of all kinds, for codecs."""
 _SETTINGS = {"redis": "redis_url"}
 _WITHOUT = "runs without this tier: "
 
@@ -87,7 +88,7 @@ def open_whole(setups: Sequence[TierSetup], staging_bytes: int) -> TieredStore:
     """
     budget_bytes, clock = host_bytes_of(setups) + staging_bytes, Clock()
     arena = Arena(budget_bytes, map_slab=MappedAhead(), spare_bytes=staging_bytes)
-    opened = open_tiers(setups, arena, _BYTES_OF_A_NUMBER, builtin_registry(), clock, whole_blocks_that_fit)
+    opened = open_tiers(setups, arena, BYTES_OF_A_NUMBER, builtin_registry(), clock, whole_blocks_that_fit)
     store = TieredStore(opened.specs, arena, clock=clock)
     require_all(opened.degraded, partial(store.close, CLOSE_S))
     return store

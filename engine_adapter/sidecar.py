@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine_adapter.opening import CLOSE_S, builtin_registry, host_bytes_of, open_tiers, store_config
+from engine_adapter.opening import (
+    BYTES_OF_A_NUMBER,
+    CLOSE_S,
+    builtin_registry,
+    host_bytes_of,
+    open_tiers,
+    store_config,
+)
 from engine_adapter.serving_config import SidecarConfig
 from kvstore.arena import Arena
 from kvstore.clock import Clock
@@ -18,7 +25,6 @@ from policies.admission import whole_blocks_that_fit
 
 _STAGING_BYTES = 256 << 20
 _SLAB_BYTES = 8 << 20
-_BYTES_OF_A_NUMBER = 2
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def open_sidecar(
     registry = registry or builtin_registry()
     budget_bytes = host_bytes_of(config.tiers) + _STAGING_BYTES
     arena = Arena(budget_bytes, _SLAB_BYTES, map_slab=map_shared_slab, spare_bytes=_STAGING_BYTES)
-    opened = open_tiers(config.tiers, arena, _BYTES_OF_A_NUMBER, registry, clock, whole_blocks_that_fit)
+    opened = open_tiers(config.tiers, arena, BYTES_OF_A_NUMBER, registry, clock, whole_blocks_that_fit)
     owners = Owners()
     times = store_config(opened.specs, config.default_ttl_s, config.tier_ttls_s, config.retention)
     # Clients verify what they copy, so each block needs its checksum.

@@ -37,8 +37,10 @@ class MappedAhead:
         shape = _Shape(stride_bytes, num_slots)
         is_first, is_same = self._last is None, self._last == shape
         coming, self._next, self._last = self._next, None, shape
-        is_ready = coming is not None and is_same and coming.exception() is None
-        memory = coming.result() if coming is not None and is_ready else map_private_slab(*shape)
+        if coming is not None and is_same and coming.exception() is None:
+            memory = coming.result()
+        else:
+            memory = map_private_slab(*shape)
         if not (is_first or is_same):
             return memory
         with suppress(RuntimeError):  # no thread is to be had, as when the process ends

@@ -12,7 +12,7 @@ from engine_adapter.sglang.comparing import can_compare
 from engine_adapter.sglang.counts import Counts
 from engine_adapter.sglang.identity import KV, pool_namespace, rank_name
 from engine_adapter.sglang.memory import Pieces, at_address, of_tensor
-from engine_adapter.sglang.opening import on_way_bytes, open_store
+from engine_adapter.sglang.opening import on_way_bytes, open_store, staging_bytes
 from engine_adapter.sglang.pool_store import Kind, PoolStore
 from engine_adapter.sglang.served import Served
 from engine_adapter.sglang.settings import AdapterSettings
@@ -78,7 +78,7 @@ class HostPools:
             raise ConfigError("pool", "there is none of keys and values")
         name = rank_name(self._config, self._identity[0].replica)
         page_bytes = [each.page_bytes for each in self._awaiting]
-        self._staging_bytes = sum(map(on_way_bytes, page_bytes))
+        self._staging_bytes = staging_bytes(page_bytes)
         self._store = open_store(self._settings, name, page_bytes)
         while self._awaiting:
             self._keep(self._awaiting.pop(0))

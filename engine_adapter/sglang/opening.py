@@ -28,15 +28,20 @@ def on_way_bytes(page_bytes: int) -> int:
     return _BATCHES * most_on_way(page_bytes) * slot_stride(page_bytes)
 
 
+def staging_bytes(page_bytes: Sequence[int]) -> int:
+    """Return the memory that pages of several pools take on their way."""
+    return sum(map(on_way_bytes, page_bytes))
+
+
 def open_store(settings: AdapterSettings, rank: str, page_bytes: Sequence[int]) -> BlockStore:
     """Return the store for pools with pages of these lengths; ``rank`` names what no other process is.
 
     Raises ``ConfigError`` for a tier that cannot be opened or an odd address, ``AccessError`` for a token.
     """
-    staging_bytes = sum(map(on_way_bytes, page_bytes))
+    memory_bytes = staging_bytes(page_bytes)
     if settings.store:
-        return connect(settings.store, settings.token or None, memory_bytes=staging_bytes)
-    return open_whole(list(_setups(settings, rank, max(page_bytes))), staging_bytes)
+        return connect(settings.store, settings.token or None, memory_bytes=memory_bytes)
+    return open_whole(list(_setups(settings, rank, max(page_bytes))), memory_bytes)
 
 
 def _setups(settings: AdapterSettings, rank: str, page_bytes: int) -> Iterator[TierSetup]:
